@@ -20,7 +20,7 @@ from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
-from cachefs.core.jobs import JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobSpec, JobState, JobStatus
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.processes import NotInTime, wait_until
 
@@ -36,7 +36,7 @@ class Load:
     """A job that has ended, and the bytes that its origin sent."""
 
     name: str
-    shown: JobShown
+    shown: JobStatus
     body_bytes: int
     wall_s: float
     killed_at: tuple[float, ...]  # of the bytes
@@ -62,7 +62,7 @@ class Loads:
             call = m.SubmitJob(self._namespace, JobSpec((path,)))
             return client.call(call, m.JobSubmitted).job
 
-    def shown(self, job: int) -> JobShown | None:
+    def shown(self, job: int) -> JobStatus | None:
         """Returns the state of a job; None while no master answers."""
         with closing(self._client()) as client:
             try:
@@ -74,18 +74,18 @@ class Loads:
         """Waits until the origin has sent `wanted_bytes`. Raises NotInTime."""
         wait_until(lambda: self.body_bytes() >= wanted_bytes, "the origin has sent enough", LIMIT_S)
 
-    def ended(self, job: int) -> JobShown:
+    def ended(self, job: int) -> JobStatus:
         """Waits until a job has ended or stopped. Raises NotInTime with its last state."""
-        last: list[JobShown | None] = [None]
+        last: list[JobStatus | None] = [None]
 
-        def is_over() -> JobShown | None:
+        def is_over() -> JobStatus | None:
             shown = self.shown(job)
             last[0] = shown or last[0]
             over = shown is not None and (shown.state.has_ended or shown.state is JobState.STOPPED)
             return shown if over else None
 
         try:
-            found: JobShown = wait_until(is_over, f"job {job} has ended", LIMIT_S)
+            found: JobStatus = wait_until(is_over, f"job {job} has ended", LIMIT_S)
         except NotInTime as err:
             raise NotInTime(f"{err}; last seen: {last[0]}") from err
         return found

@@ -23,9 +23,9 @@ from bench.mounts import BenchFailed
 from bench.report import Result
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.jobs import JobShown, JobSpec, JobState, Room, TaskFile
+from cachefs.core.jobs import JobSpec, JobState, JobStatus, Room, TaskFile
 from cachefs.core.model import Origin
-from worker.cache.load_requests import Load, Loaded, Outlook
+from worker.cache.load_requests import Load, Loaded, PrefetchResult
 from worker.cache.loading import CacheLoading
 from worker.loads.loader import Loader
 from worker.membership.master_client import MasterClient
@@ -50,8 +50,8 @@ class Instant:
         self.loads += 1
         load.ended(Loaded(load.origin.size, None))
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
-        return Outlook.HERE
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
+        return PrefetchResult.HERE
 
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
         self.checks += len(files)
@@ -77,7 +77,7 @@ class Seen:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     rss_bytes: list[int] = field(default_factory=list)
-    shown: JobShown | None = None
+    shown: JobStatus | None = None
 
 
 def run(lab: Lab, result: Result) -> None:

@@ -28,7 +28,7 @@ from connectors.file import FileConnector
 from tests.services.loading import fetch
 from worker.cache.cache import Cache
 from worker.fill.source import OriginSource
-from worker.peers.ring import Ring
+from worker.peers.ownership_map import OwnershipMap
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource
 from worker.tier.config import WorkerConfig
@@ -78,7 +78,7 @@ class Node:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.ring = Ring("taker" if spec.owner else "owner")
+        self.ring = OwnershipMap("taker" if spec.owner else "owner")
         origin = OriginSource(self._connector)
         self.source = ClusterSource(self.ring, origin)
         self.worker: Cache

@@ -2,7 +2,7 @@
 origin that costs nothing: no other call waits longer than 50 ms for the event loop.
 
 CPU per name is that of the whole process, which includes the synthetic origin. The store is LMDB,
-durable. The garbage collector is tuned as in a server (`cachefs.launcher.collecting`).
+durable. The garbage collector is tuned as in a server (`cachefs.launcher.gc_tuning`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.harness import Lab, main
 from bench.mounts import BenchFailed
 from bench.report import Result, Table
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
-from cachefs.launcher import collecting
+from cachefs.launcher import gc_tuning
 from master.namespace import Master
 from tests.services.memory import SyntheticConnector
 
@@ -26,7 +26,7 @@ TICK_S = 0.002
 
 
 def run(lab: Lab, result: Result) -> None:
-    collecting.settle()
+    gc_tuning.settle()
     count = lab.size(NAMES, 10_000)
     table = result.table(
         f"{count:,} files", "what", "directories", "s", "names/s", "CPU us per name", "stall ms"

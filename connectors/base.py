@@ -17,7 +17,7 @@ import msgspec
 from cachefs.core.model import Fingerprint
 
 if TYPE_CHECKING:
-    from connectors.fetch.request import Ask
+    from connectors.fetch.request import WholeFileRequest
 
 MAX_ETAG_CHARS: Final = 1024
 
@@ -100,9 +100,9 @@ class Connector(Protocol):
         """Returns the whole file, of exactly that version, in one buffer: cheaper than `read` for
         small files. Raises the errors of `read` and of its body; partial data is discarded."""
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        """Returns the request for a whole small file, for `connectors.fetch.many`; None: use
-        `read_all`. Never blocks or raises. The caller must call `ended` of the request once."""
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+        """Returns the request for a whole small file, for `connectors.fetch.batch_reader`; None:
+        use `read_all`. Never blocks or raises. The caller must call `ended` of the request once."""
 
     def close(self) -> None:
         """Releases connections; idempotent."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Capabilities, Connector, Entry, Page
-from connectors.fetch.request import Ask
+from connectors.fetch.request import WholeFileRequest
 from connectors.pages import WrappedPages
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Decorator:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return self._around("read", lambda: self._inner.read_all(path, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return self._inner.ask(path, version)
 
     def close(self) -> None:

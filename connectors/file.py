@@ -26,11 +26,11 @@ from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
-from connectors.fetch.request import Ask
-from connectors.numbering import keeps_numbers
+from connectors.fetch.request import WholeFileRequest
+from connectors.inode_numbers import has_stable_inode_numbers
 from connectors.pages import Pages
-from connectors.whole import joined
 
 CHUNK_BYTES: Final = 1 << 20
 PAGE_ENTRIES: Final = 1000
@@ -91,7 +91,7 @@ class FileConnector:
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return None
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class FileConnector:
             descriptor = _open_file(directory, name, self._shown(path))
         body = FileBody(descriptor, offset, size, version, self._shown(path))
         try:
-            wait_ns = unsettled_ns(body.compare(), self._clock_ns())
+            wait_ns = ctime_wait_ns(body.compare(), self._clock_ns())
             if wait_ns and size:
                 self._sleep(wait_ns / NS)
         except CacheFSError:
@@ -150,7 +150,7 @@ class FileConnector:
         return body
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        return joined(self.read(path, 0, version.size, version))
+        return read_whole_body(self.read(path, 0, version.size, version))
 
     def _stat_root(self) -> Entry:
         found = os.stat(self._root)
@@ -218,7 +218,7 @@ def _open_file(directory: int, name: bytes, path: str) -> int:
         raise Stale("the file is a symbolic link now", path=path) from error
 
 
-def unsettled_ns(ctime_ns: int, now_ns: int) -> int:
+def ctime_wait_ns(ctime_ns: int, now_ns: int) -> int:
     """Returns the time during which another change could still get this ctime; 0: it has passed. A
     ctime of whole seconds is assumed to be of a file system with that precision."""
     grain_ns = TICK_NS if ctime_ns % NS else COARSE_NS
@@ -236,7 +236,7 @@ def _fingerprint(found: os.stat_result) -> Fingerprint | None:
         return _DIRECTORY
     etag = ""
     if kind is Kind.FILE:
-        number = found.st_ino if keeps_numbers(found.st_dev) else 0
+        number = found.st_ino if has_stable_inode_numbers(found.st_dev) else 0
         etag = f"{number:x}-{found.st_ctime_ns:x}"
     return Fingerprint(kind, found.st_size, clamped_ns(found.st_mtime_ns), etag)
 

@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 from cachefs.core.errors import DeadlineExceeded
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
+from connectors.deadline import until
 from connectors.decorator import Decorator
-from connectors.fetch.request import Ask
-from connectors.until import until
+from connectors.fetch.request import WholeFileRequest
 
 T = TypeVar("T")
 IN_FLIGHT: Final = 512  # exceeds the small reads and threads of a node together
@@ -23,7 +23,8 @@ IN_FLIGHT: Final = 512  # exceeds the small reads and threads of a node together
 
 class Limit(Decorator):
     """A connector with at most `in_flight` requests in flight. A further request waits until the
-    caller's deadline (`connectors.until`), at most `wait_limit_s`, then raises DeadlineExceeded."""
+    caller's deadline (`connectors.deadline`), at most `wait_limit_s`, then raises
+    DeadlineExceeded."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Limit(Decorator):
             self._slots.release()
             raise
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         """Returns None if the limit is reached, since the sender of small reads must not block."""
         if not self._slots.acquire(blocking=False):
             return None

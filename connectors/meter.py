@@ -19,7 +19,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
-from connectors.fetch.request import NOT_SENT, NOTHING_MADE, Ask, Made
+from connectors.fetch.request import NO_NEW_CONNECTIONS, NOT_SENT, NewConnections, WholeFileRequest
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Meter:
         self._errors: Counter[str] = Counter()
         self._body_bytes = 0
         self._hidden_keys = 0
-        self._made = NOTHING_MADE
+        self._made = NO_NEW_CONNECTIONS
 
     def request(self, verb: str, seconds: float, error: str = "") -> None:
         """Counts one request and its duration; `error` is the code of its error."""
@@ -78,11 +78,11 @@ class Meter:
         with self._lock:
             self._hidden_keys += count
 
-    def made(self, made: Made) -> None:
+    def made(self, made: NewConnections) -> None:
         """Counts new connections."""
         with self._lock:
             before = self._made
-            self._made = Made(*(old + new for old, new in zip(before, made, strict=True)))
+            self._made = NewConnections(*(old + new for old, new in zip(before, made, strict=True)))
 
     def snapshot(self) -> Snapshot:
         with self._lock:
@@ -131,7 +131,7 @@ class Metered(Decorator):
         self._meter.whole(len(data), self._clock() - started)
         return data
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         ask, started = super().ask(path, version), self._clock()
 
         def ended(size_bytes: int, error: str) -> None:

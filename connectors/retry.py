@@ -1,6 +1,6 @@
 """Retries of requests to an origin: exponential backoff with full jitter, and a deadline for the
 whole call. Only `retryable` errors are retried, and only here. The caller's deadline
-(`connectors.until`) ends the retries too.
+(`connectors.deadline`) ends the retries too.
 
 A body is retried up to its first bytes. If it fails later it raises BadBody or Unreachable, and the
 caller requests the pages it lacks. `read_all` is retried as a whole.
@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from cachefs.core.errors import CacheFSError
 from connectors.base import Body, Connector
+from connectors.deadline import until
 from connectors.decorator import Decorator
-from connectors.until import until
 
 T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1

@@ -21,7 +21,7 @@ from cachefs.core.units import format_duration
 from connectors import keys
 from connectors.base import Connector
 from master.origins.syncer import Syncer
-from master.origins.unavailable import AbsentSource, NoSource
+from master.origins.unavailable import NullConnector, UnavailableConnector
 from master.store.base import Store
 from master.store.mounts import add_mount, remove_mount
 from master.store.records import MountRecord
@@ -61,7 +61,7 @@ class MountTable:
             names = Names(reader)
             for ino, record in names.mounts():
                 interval_s = record.sync_interval_s
-                tree.add(Mount(ino, record, AbsentSource(NOT_YET), interval_s, owned=True))
+                tree.add(Mount(ino, record, UnavailableConnector(NOT_YET), interval_s, owned=True))
             tree.load_held(names)
 
     # ---- changes ---------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class MountTable:
         if mount is None:
             raise NotFound("no source is there", path=_shown(_clean(path)))
         if isinstance(connector, CacheFSError):
-            connector = AbsentSource(connector)
+            connector = UnavailableConnector(connector)
         mount.connector = connector
 
     async def check(self, within_s: float) -> list[str]:
@@ -243,7 +243,7 @@ class MountTable:
 
 
 def _void() -> Mount:
-    return Mount(ROOT_INO, MountRecord(UfsSpec("")), NoSource(), VOID_INTERVAL_S)
+    return Mount(ROOT_INO, MountRecord(UfsSpec("")), NullConnector(), VOID_INTERVAL_S)
 
 
 def _row(mount: Mount) -> UfsRow:
@@ -257,7 +257,7 @@ def _row(mount: Mount) -> UfsRow:
 
 
 def _is_absent(mount: Mount) -> bool:
-    return isinstance(mount.connector, AbsentSource)
+    return isinstance(mount.connector, UnavailableConnector)
 
 
 def _kept(mount: Mount, asked: MountRecord) -> str:

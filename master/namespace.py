@@ -53,7 +53,7 @@ from master import walk
 from master.answers import Answers
 from master.directories import Directories
 from master.events import EventStream
-from master.jobs.ground import Ground
+from master.jobs.job_context import JobContext
 from master.jobs.runner import Clocks
 from master.jobs.service import LoadJobs
 from master.manual_sync.service import Syncs
@@ -414,8 +414,8 @@ class Master:
 
     # ---- load jobs (see JobService) --------------------------------------------------------------
 
-    def _ground(self) -> Ground:
-        return Ground(
+    def _ground(self) -> JobContext:
+        return JobContext(
             self._store,
             self._tree,
             self._meta.namespace,

@@ -21,7 +21,7 @@ from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import WorkerSpec
 from cachefs.core.tiers import TierSpec
 from cachefs.core.units import format_size
-from cachefs.doors.outgoing import Judge, any_process
+from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -29,17 +29,17 @@ from worker.cache.cache import Cache
 from worker.cache.status import facts
 from worker.fill.source import OriginSource
 from worker.loads.loader import Loader
+from worker.membership.capacity_report import CapacityReport, weight_of
 from worker.membership.master_client import MasterClient
 from worker.membership.member import Condition, Membership
-from worker.membership.weighing import Weighing, weight_of
 from worker.metrics import exposition
 from worker.migration.migration import Migration
 from worker.names.sources import ClusterSources
-from worker.peers.ring import Ring
+from worker.peers.ownership_map import OwnershipMap
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource, in_loop
-from worker.runtime.machine import available_memory
 from worker.runtime.memory import MemoryBudget, budget
+from worker.runtime.process_limits import available_memory
 from worker.runtime.tasks import Tasks
 from worker.server.server import NodeServer
 from worker.tier.config import WorkerConfig
@@ -63,7 +63,7 @@ class Proof:
     master_ssl: ssl.SSLContext | None = None
     peers_ssl: ssl.SSLContext | None = None
     server_ssl: ssl.SSLContext | None = None
-    presents_to: Judge = any_process
+    presents_to: ListenerCheck = accept_any_listener
     certificate: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ class Node:
         self._cache: Cache
         self._source: ClusterSource
         self._members: Membership
-        self._weighing: Weighing
+        self._weighing: CapacityReport
         self._migration: Migration | None = None  # None before this node joins
         self._loader: Loader | None = None
 
@@ -129,7 +129,7 @@ class Node:
         return open_connector(source, deadline_s=self._spec.origin_deadline_s, meter=meter)
 
     async def _start_cache(self, stack: contextlib.AsyncExitStack) -> None:
-        self._ring = Ring(self.id)
+        self._ring = OwnershipMap(self.id)
         self._source = ClusterSource(
             self._ring,
             OriginSource(self._sources.connector),
@@ -214,7 +214,7 @@ class Node:
         """Joins the cluster. Raises the errors of `Membership.start`."""
         spec = self._spec
         capacity_bytes = self._capacity_bytes()
-        self._weighing = Weighing(capacity_bytes, time.monotonic())
+        self._weighing = CapacityReport(capacity_bytes, time.monotonic())
         self._members = Membership(
             self._master,
             c.Register(
@@ -238,7 +238,7 @@ class Node:
             ask_peer=self._ask_peer,
             refresh_view=self._refresh,
             free_bytes=self._free_bytes,
-            on_settled=lambda epoch: self._members.beat_soon(),
+            on_settled=lambda epoch: self._members.send_heartbeat_soon(),
             bytes_per_s=spec.migration_bytes_s,
         )
         self._migration.owners_changed()  # for calls before this object existed
@@ -272,7 +272,7 @@ class Node:
         self._tasks.start(self._cache.ownership_changed())
 
     def _on_namespace(self, namespace: NamespaceId) -> None:
-        self._tasks.start(self._sources.changed_namespace(namespace))
+        self._tasks.start(self._sources.on_namespace_changed(namespace))
 
     async def _refresh(self) -> None:
         await self._members.refresh()

@@ -142,6 +142,6 @@ def cachefs(debug: bool) -> None:
 
 def run(args: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; failures are raised, for
-    `cachefs.cli.edge`."""
+    `cachefs.cli.error_output`."""
     result = cachefs.main(args=list(args), prog_name="cachefs", standalone_mode=False)
     return result if isinstance(result, int) else 0

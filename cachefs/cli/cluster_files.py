@@ -160,7 +160,7 @@ class Cluster:
     def warn_of_silent(self) -> int:
         """Prints a line for each worker that did not answer, and returns the command's exit code.
         Workers of weight 0 (of mounts) are left out: other machines need not reach them."""
-        return output.warn_of_silent(self.silent_owning())
+        return output.warn_no_answer(self.silent_owning())
 
     def silent_owning(self) -> list[str]:
         """Returns `ID: why` for each worker that owns data and did not answer."""

@@ -62,7 +62,7 @@ def server_files(chosen: Config) -> Security:
 def check_authority(chosen: Config) -> None:
     """Raises BadConfig for a master that would call its workers over TLS without a CA that verifies
     their certificates."""
-    if chosen.text("tls_cert") and not speaks_tls(chosen):
+    if chosen.text("tls_cert") and not uses_tls(chosen):
         raise BadConfig(
             "this master calls its workers over TLS (for free, du, location), and no authority is"
             " set that verifies their certificates",
@@ -77,7 +77,7 @@ def _with_files(own: Security | None, chosen: Config) -> Security:
     return msgspec.structs.replace(found, token_file=own.token_file, own_token=True)
 
 
-def speaks_tls(chosen: Config) -> bool:
+def uses_tls(chosen: Config) -> bool:
     """Returns whether a master that was given without a scheme is reached over TLS."""
     return chosen.switch("tls", undecided=bool(chosen.text("tls_ca")))
 
@@ -87,12 +87,12 @@ def master_of(chosen: Config, home: StateHome) -> str:
     this machine. Raises BadConfig."""
     given = chosen.text("master")
     if given:
-        return master_url(given, tls=speaks_tls(chosen))
+        return master_url(given, tls=uses_tls(chosen))
     cluster = local.read(home)
     return cluster.master if cluster is not None else DEFAULT_MASTER
 
 
-def has_cluster(chosen: Config, home: StateHome) -> bool:
+def is_cluster_configured(chosen: Config, home: StateHome) -> bool:
     """Returns True if the settings name a master, or any process of `cachefs up` runs here, even if
     its master has died."""
     if chosen.text("master"):
@@ -120,7 +120,7 @@ def admin_at(url: str, chosen: Config) -> AdminClient:
 def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
     """Returns a client of the master of a path `cachefs://…` (--master takes precedence), and the
     path below the namespace root. Otherwise as `connect_admin`."""
-    tls = speaks_tls(chosen)
+    tls = uses_tls(chosen)
     master = master_url(chosen.text("master") or url, tls=tls)
     return AdminClient(master, security(chosen, master)), os.fsencode(parse_cluster(url).path)
 
@@ -151,7 +151,7 @@ def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> 
     path = parse_cluster(url)
     directory = home.node_dir(path.address, MOUNTS_NODE)
     cache_dir = chosen.text("cache_dir") or str(directory / CACHE_NAME)
-    master = master_url(path.address, tls=speaks_tls(chosen))
+    master = master_url(path.address, tls=uses_tls(chosen))
     return WorkerSpec(
         home=str(home.path),
         master=master,

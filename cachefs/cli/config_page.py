@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.core import config
-from cachefs.core.settings import ASKERS
+from cachefs.core.settings import CLIENT_COMMANDS
 
-ASKERS_SHOWN: Final = ", ".join(f"`{name}`" for name in ASKERS if " " not in name)
+ASKERS_SHOWN: Final = ", ".join(f"`{name}`" for name in CLIENT_COMMANDS if " " not in name)
 PAGE: Final = f"""# Configuration
 
 Made from `cachefs/core/settings.py` by `python -m cachefs.cli.config_page`; a test compares them.

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from cachefs.cli import output
-from cachefs.cli.places import Place
+from cachefs.cli.job_servers import Place
 from cachefs.core.errors import CacheFSError
-from cachefs.core.jobs import HOLD_S, JobFailure, JobShown, JobSpec, JobState
+from cachefs.core.jobs import HOLD_S, JobFailure, JobSpec, JobState, JobStatus
 from cachefs.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _COUNTS: Final = (
 )  # fmt: skip
 
 
-def runs(job: JobShown) -> bool:
+def runs(job: JobStatus) -> bool:
     """Returns whether the job still makes progress: it has neither ended nor been stopped."""
     return not (job.state.has_ended or job.state is JobState.STOPPED)
 
@@ -32,21 +32,21 @@ def runs(job: JobShown) -> bool:
 # ---- lines ---------------------------------------------------------------------------------------
 
 
-def files(job: JobShown) -> str:
+def files(job: JobStatus) -> str:
     """Returns `812 of 20,000+ files`; `+`: the listing has not finished."""
     return f"{job.files_done:,} of {job.files_found:,}{_more(job)} files"
 
 
-def sizes(job: JobShown) -> str:
+def sizes(job: JobStatus) -> str:
     """Returns `1.2 GiB of 2.8 GiB`."""
     return f"{format_size(job.bytes_done)} of {format_size(job.bytes_found)}{_more(job)}"
 
 
-def _more(job: JobShown) -> str:
+def _more(job: JobStatus) -> str:
     return "" if job.listing_done else "+"
 
 
-def line(job: JobShown) -> str:
+def line(job: JobStatus) -> str:
     """Returns `812 of 20,000+ files, 1.2 GiB of 2.8 GiB+, 310 MiB/s, 7s left, 2 failed`."""
     if job.state is JobState.VERIFYING:
         parts = [f"checking, {job.files_verified:,} of {job.files_found:,} files"]
@@ -58,11 +58,11 @@ def line(job: JobShown) -> str:
     return ", ".join(parts)
 
 
-def left(job: JobShown) -> list[str]:
+def left(job: JobStatus) -> list[str]:
     return [] if job.eta_s is None else [f"{format_duration(job.eta_s)} left"]
 
 
-def summary(job: JobShown) -> str:
+def summary(job: JobStatus) -> str:
     """Returns the closing line."""
     verb = {JobState.SUCCEEDED: "OK", JobState.STOPPED: "STOPPED"}.get(job.state, "FAILED")
     checked = ", every byte checked" if job.spec.verify and verb == "OK" else ""
@@ -116,7 +116,7 @@ def failure_lines(place: Place, failures: Iterable[JobFailure]) -> list[str]:
 # ---- documents -----------------------------------------------------------------------------------
 
 
-def document(place: Place, job: JobShown) -> dict[str, Any]:
+def document(place: Place, job: JobStatus) -> dict[str, Any]:
     """Returns a job as a JSON document."""
     facts: dict[str, Any] = {"job": job.job, "where": place.where, "state": job.state.value}
     facts["paths"] = [place.shown(path) for path in job.paths]
@@ -147,7 +147,7 @@ def failure_document(place: Place, failure: JobFailure) -> dict[str, Any]:
 class View:
     """A display of a job's progress. The base class shows nothing."""
 
-    def show(self, job: JobShown) -> None:
+    def show(self, job: JobStatus) -> None:
         """Called with each polled state; last with a state that no longer runs."""
 
     def silent(self, err: CacheFSError) -> None:
@@ -171,7 +171,7 @@ class JsonView(View):
         self._place = place
         self._next_s = 0.0
 
-    def show(self, job: JobShown) -> None:
+    def show(self, job: JobStatus) -> None:
         if runs(job) and job.elapsed_s >= self._next_s:
             self._next_s = job.elapsed_s + JSON_EVERY_S
             output.print_json_line(document(self._place, job))
@@ -185,7 +185,7 @@ class Lines(View):
         self._was_silent = False
         self._message = ""
 
-    def show(self, job: JobShown) -> None:
+    def show(self, job: JobStatus) -> None:
         self._was_silent = False
         is_new, self._message = job.message != self._message, job.message
         if runs(job) and (is_new or job.elapsed_s >= self._next_s):
@@ -202,11 +202,11 @@ class Bars(View):
     """A bar of bytes on standard error and a line of counts below it, drawn by rich."""
 
     def __init__(self) -> None:
-        self._job: JobShown | None = None
+        self._job: JobStatus | None = None
         self._live = output.live()
         self._live.start()
 
-    def show(self, job: JobShown) -> None:
+    def show(self, job: JobStatus) -> None:
         self._job = job
         self._live.update(_drawn(job), refresh=True)
 
@@ -218,7 +218,7 @@ class Bars(View):
         self._live.stop()
 
 
-def _drawn(job: JobShown, note: str = "") -> RenderableType:
+def _drawn(job: JobStatus, note: str = "") -> RenderableType:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -237,7 +237,7 @@ def _drawn(job: JobShown, note: str = "") -> RenderableType:
     return Group(row, *(Text(one, no_wrap=True, overflow="ellipsis") for one in lines))
 
 
-def _of_bar(job: JobShown) -> tuple[float | None, float]:
+def _of_bar(job: JobStatus) -> tuple[float | None, float]:
     """Returns (total, done); total is None while it is unknown. An empty job counts as complete."""
     if job.state is JobState.VERIFYING:
         return max(1, job.files_found), job.files_verified if job.files_found else 1
@@ -245,7 +245,7 @@ def _of_bar(job: JobShown) -> tuple[float | None, float]:
     return total, job.bytes_done if job.bytes_found else 1
 
 
-def counts(job: JobShown) -> str:
+def counts(job: JobStatus) -> str:
     """Returns `job 3: 812 of 20,000+ files, 2 failed, listing`."""
     checking = job.state is JobState.VERIFYING
     parts = [files(job)]

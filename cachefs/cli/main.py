@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code."""
-    from cachefs.cli import app, edge
+    from cachefs.cli import app, error_output
 
     args = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in args
-    return edge.run("cachefs", lambda: app.run(args), debug=debug)
+    return error_output.run("cachefs", lambda: app.run(args), debug=debug)
 
 
 if __name__ == "__main__":

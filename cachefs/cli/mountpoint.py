@@ -38,7 +38,7 @@ def prepare(path: str, home: StateHome) -> str:
 
 def _clear(mount: Mount, home: StateHome) -> None:
     """Detaches a dead CacheFS mount. Raises InUse for a mount that is alive or not ours."""
-    if not mount.is_cachefs or not cleared_by_us(mount) or not is_dead(mount.mountpoint):
+    if not mount.is_cachefs or not may_clear_mount(mount) or not is_dead(mount.mountpoint):
         raise InUse(
             f"already a mount point ({mount.fstype}, {mount.source})",
             path=mount.mountpoint,
@@ -51,7 +51,7 @@ def _clear(mount: Mount, home: StateHome) -> None:
         _clear(left, home)
 
 
-def cleared_by_us(mount: Mount) -> bool:
+def may_clear_mount(mount: Mount) -> bool:
     """Returns whether this user may detach a mount: it is the user's own, or the user is root."""
     return os.geteuid() in (0, mount.owner_uid)
 

@@ -53,7 +53,7 @@ def warn(text: str) -> None:
     click.echo(f"cachefs: warning: {line_of(text)}", err=True)
 
 
-def warn_of_silent(lines: Sequence[str]) -> int:
+def warn_no_answer(lines: Sequence[str]) -> int:
     """Prints the workers that did not answer, as the end of a command's output.
 
     `lines`: `ID: why` of each such worker. Returns the exit code: INCOMPLETE if any, else 0.

@@ -11,8 +11,8 @@ import msgspec
 from cachefs.cli.mounts import Mount
 from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied
+from cachefs.launcher.process_watch import is_of_user
 from cachefs.launcher.state import MountRecord, StateHome
-from cachefs.launcher.watches import is_of_user
 
 _CACHE_HOME = os.path.join(".cache", "cachefs")
 
@@ -24,7 +24,7 @@ class Recorded(NamedTuple):
     home: StateHome
 
 
-def find_recorded(mount: Mount, home: StateHome) -> Recorded | None:
+def find_record_and_home(mount: Mount, home: StateHome) -> Recorded | None:
     """Returns the record in `home`. Root also finds the record in the default state home of the
     mount's owner. Returns None if neither has one."""
     for one in (home, *_homes_of_owner(mount)):
@@ -44,8 +44,8 @@ def _with_own_processes(record: MountRecord) -> MountRecord:
 
 
 def find_record(mount: Mount, home: StateHome) -> MountRecord | None:
-    """Returns the record of `find_recorded`."""
-    found = find_recorded(mount, home)
+    """Returns the record of `find_record_and_home`."""
+    found = find_record_and_home(mount, home)
     return None if found is None else found.record
 
 

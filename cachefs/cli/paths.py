@@ -29,7 +29,7 @@ def find(
     outside of all mounts is a path of the configured cluster. Raises NotFound, BadConfig."""
     if is_cluster(path):
         return InCluster(_master(path, chosen), os.fsencode(parse_cluster(path).path))
-    if path.startswith("/") and clusters.has_cluster(chosen, home):
+    if path.startswith("/") and clusters.is_cluster_configured(chosen, home):
         mounts = read_mounts() if mounts is None else mounts
         if locate(path, mounts).mount is None:
             return InCluster(clusters.master_of(chosen, home), namespace_path(path).strip(b"/"))
@@ -70,4 +70,4 @@ def namespace_path(path: str) -> bytes:
 
 def _master(url: str, chosen: Config) -> str:
     """Returns the URL of the master of a path `cachefs://…`; --master takes precedence."""
-    return master_url(chosen.text("master") or url, tls=clusters.speaks_tls(chosen))
+    return master_url(chosen.text("master") or url, tls=clusters.uses_tls(chosen))

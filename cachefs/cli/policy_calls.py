@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.paths import InCluster, find
-from cachefs.cli.session import Session, Target, attached, seen_through
+from cachefs.cli.session import Session, Target, attached, path_in_mount
 from cachefs.core import messages as m
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import Policy, formatted
@@ -48,7 +48,7 @@ class PolicyTarget:
         path = self.path if path is None else path.strip(b"/")
         if self.target is None:
             return "/" + output.text_of(path)
-        return seen_through(self.target.record, path)
+        return path_in_mount(self.target.record, path)
 
 
 @contextlib.contextmanager

@@ -26,9 +26,9 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import Inode, NamespaceId
-from cachefs.launcher.hanging import unanswered
+from cachefs.launcher.hung_server import unanswered
+from cachefs.launcher.process_watch import is_of_user, is_ours
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
-from cachefs.launcher.watches import is_of_user, is_ours
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
 RESTART_S: Final = 3.0  # a server that died is restarted within half a second
@@ -59,7 +59,7 @@ def base_of(record: MountRecord) -> bytes:
     return os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
 
 
-def seen_through(record: MountRecord, path: bytes) -> str:
+def path_in_mount(record: MountRecord, path: bytes) -> str:
     """Returns a path of the namespace as a mount shows it, for display. A path that the mount does
     not show is returned as it is in the namespace."""
     base, path = base_of(record), path.strip(b"/")

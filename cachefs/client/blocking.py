@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 import cachefs
-from cachefs.client.sockets import close_fd, connect_socket, listener_of, listener_uid, receive
+from cachefs.client.sockets import close_fd, connect_socket, listener_pid, listener_uid, receive
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, DeadlineExceeded, ProtocolError, Unreachable
 
@@ -46,7 +46,7 @@ class BlockingClient:
     @property
     def listener(self) -> int:
         """The pid of the server from the kernel; 0 if it is in another pid namespace."""
-        return listener_of(self._sock)
+        return listener_pid(self._sock)
 
     def call(self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
         """Returns the reply to `body`. Raises the typed error of a Failure, DeadlineExceeded after

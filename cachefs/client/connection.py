@@ -19,15 +19,15 @@ from typing import Final, NamedTuple
 
 import trio
 
+from cachefs.client.call_waits import Wait, Waits
 from cachefs.client.published import PublishedDirs
 from cachefs.client.sockets import (
     MAX_IN_FLIGHT,
     close_fd,
     connect_socket,
-    listener_of,
+    listener_pid,
     receive,
 )
-from cachefs.client.waits import Wait, Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
 
@@ -68,7 +68,7 @@ class Connection:
         # are notified: a retry must not use its old handle.
         self.epoch = 1
         self.heard = 0  # received frames
-        self.server_pid = listener_of(sock)  # of the current server process
+        self.server_pid = listener_pid(sock)  # of the current server process
         self.published = PublishedDirs()  # empty if the server does not trust this client
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
@@ -336,7 +336,7 @@ class Connection:
         except BaseException:
             sock.close()
             raise
-        self._sock, self.server_pid = sock, listener_of(sock)
+        self._sock, self.server_pid = sock, listener_pid(sock)
         self._outbox_filled = trio.Event()
         if attached is not None:
             self.attached = attached

@@ -15,8 +15,8 @@ from cachefs.core.access import Token, parse_tokens
 from cachefs.core.certificates import expires_at_s
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.specs import Security
-from cachefs.doors.outgoing import Judge, any_process
-from cachefs.doors.owners import check_listener
+from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
+from cachefs.network.socket_owners import check_listener
 
 _MAX_BYTES: Final = 1 << 20
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -58,10 +58,10 @@ def presented_token(security: Security) -> str:
     return read_tokens(security.token_file)[0].secret if security.token_file else ""
 
 
-def presents_to(security: Security) -> Judge:
+def presents_to(security: Security) -> ListenerCheck:
     """Returns the check that raises ForeignListener for an address to which this process must not
     present its token. A token that a user configured may be presented to every address."""
-    return check_listener if security.own_token else any_process
+    return check_listener if security.own_token else accept_any_listener
 
 
 def client_context(security: Security, url: str) -> ssl.SSLContext | None:

@@ -10,7 +10,7 @@ import io
 import socket
 from typing import TYPE_CHECKING, Any
 
-from cachefs.doors.outgoing import left_s
+from cachefs.network.checked_connect import left_s
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -29,12 +29,14 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Failure, Message, error_of
 from cachefs.core.specs import Security
-from cachefs.doors.outgoing import Judge, connect, left_s
-from cachefs.doors.owners import ForeignListener
+from cachefs.network.checked_connect import ListenerCheck, connect, left_s
+from cachefs.network.socket_owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
-GREET_S: Final = 4.0  # a running process answers ALIVE_PATH within this time, even under load
+PROBE_TIMEOUT_S: Final = (
+    4.0  # a running process answers ALIVE_PATH within this time, even under load
+)
 _PROBE_VALID_S: Final = 1.0  # how long a reply proves that the process runs
 _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
@@ -93,7 +95,7 @@ class HttpClient:
         Requests must be idempotent, as in `call`."""
         is_kept = self._connection is not None
         deadline = time.monotonic() + timeout_s
-        self._tokens.look_now_and_then()
+        self._tokens.check_if_due()
         request = _Request(method, path, body, {**self._tokens.headers, **(headers or {})})
         try:
             return self._attempt(request, deadline)
@@ -110,8 +112,10 @@ class HttpClient:
             raise self._classified(err) from err
 
     def _probe_and_exchange(self, request: _Request, deadline: float) -> Reply:
-        if deadline - time.monotonic() > GREET_S and self._needs_probe():
-            self._exchange(_Request("GET", ALIVE_PATH, None, {}), time.monotonic() + GREET_S)
+        if deadline - time.monotonic() > PROBE_TIMEOUT_S and self._needs_probe():
+            self._exchange(
+                _Request("GET", ALIVE_PATH, None, {}), time.monotonic() + PROBE_TIMEOUT_S
+            )
         return self._exchange(request, deadline)
 
     def _needs_probe(self) -> bool:
@@ -202,7 +206,9 @@ class _Connection(http.client.HTTPConnection):
 class _TcpConnection(_Connection):
     """HTTP over TCP, with TLS if there is a context."""
 
-    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, judge: Judge) -> None:
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, judge: ListenerCheck
+    ) -> None:
         super().__init__(host, port)
         self._context = context
         self._judge = judge

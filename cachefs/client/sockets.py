@@ -64,7 +64,7 @@ def connect_long(sock: socket.socket, path: str) -> None:
         os.close(dir_fd)
 
 
-def listener_of(sock: socket.socket) -> int:
+def listener_pid(sock: socket.socket) -> int:
     """Returns the pid of the listening process; 0 if it is in another pid namespace."""
     return _credentials(sock)[0]
 

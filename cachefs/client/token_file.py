@@ -71,7 +71,7 @@ class TokenFile:
         self._seen, self._logged = seen, ""
         log.info("%s: the tokens were reloaded", self.path)
 
-    def look_now_and_then(self) -> None:
+    def check_if_due(self) -> None:
         """Checks the file if the last check is `LOOK_S` old, for callers without an event loop."""
         if self._clock() - self._looked_at >= LOOK_S:
             self.look()

@@ -19,7 +19,7 @@ from cachefs.core.admin_paths import PathText as PathText
 from cachefs.core.admin_paths import bytes_of as bytes_of
 from cachefs.core.admin_paths import text_of as text_of
 from cachefs.core.health import HealthProblem
-from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobShown, JobSpec, JobState
+from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobSpec, JobState, JobStatus
 from cachefs.core.policies import Policy
 
 API: Final = "/api/v1"
@@ -412,17 +412,17 @@ class Job(Answer, frozen=True):
     eta_s: float | None = None
 
     @classmethod
-    def of(cls, shown: JobShown) -> Job:
+    def of(cls, shown: JobStatus) -> Job:
         spec = shown.spec
         settings = JobSettings(spec.bandwidth_bytes_s, spec.hold_s, spec.verify, spec.priority)
         same = {name: getattr(shown, name) for name in _SAME_OF_JOBS}
         return cls(paths=[text_of(path) for path in shown.paths], settings=settings, **same)
 
-    def shown(self) -> JobShown:
+    def shown(self) -> JobStatus:
         paths = [bytes_of(path) for path in self.paths]
         settings = {name: getattr(self.settings, name) for name in JobSettings.__struct_fields__}
         same = {name: getattr(self, name) for name in _SAME_OF_JOBS}
-        return JobShown(paths=paths, spec=JobSpec(tuple(paths), **settings), **same)
+        return JobStatus(paths=paths, spec=JobSpec(tuple(paths), **settings), **same)
 
 
 _SAME_OF_JOBS: Final = tuple(

@@ -9,7 +9,7 @@ import msgspec
 from cachefs.core import messages as m
 from cachefs.core.admin import Answer, Request
 from cachefs.core.admin_paths import PathText, bytes_of, text_of
-from cachefs.core.syncs import Change, ChangeKind, SyncShown
+from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 
 
 class NewSync(Request, frozen=True):
@@ -64,7 +64,7 @@ class Sync(Answer, frozen=True):
     def reply(self) -> m.SyncReply:
         same = {name: getattr(self, name) for name in _SAME_OF_SYNCS}
         changes = [Change(one.kind, bytes_of(one.path), one.is_directory) for one in self.changes]
-        return m.SyncReply(SyncShown(path=bytes_of(self.path), **same), changes)
+        return m.SyncReply(SyncStatus(path=bytes_of(self.path), **same), changes)
 
 
 _SAME_OF_SYNCS: Final = tuple(

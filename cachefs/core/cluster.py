@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from cachefs.core import errors
-from cachefs.core.jobs import Outcome, Task
+from cachefs.core.jobs import Task, TaskResult
 from cachefs.core.messages import (
     AddJobPaths,
     ControlJob,
@@ -375,7 +375,7 @@ class Work(Message, frozen=True):
 
     worker: str
     run: str
-    outcomes: list[Outcome]
+    outcomes: list[TaskResult]
     room_bytes: int
     wait_s: float = 0.0
     seen: int = -1

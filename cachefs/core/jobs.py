@@ -54,7 +54,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: str = "normal"
 
 
-class JobShown(msgspec.Struct, frozen=True):
+class JobStatus(msgspec.Struct, frozen=True):
     """A job's status, for people. `paths`: the first of them. Counts cover the selected files:
     `found` (final once `listing_done`), `done` (cached now, by this job or otherwise) and `failed`.
     `bytes_fetched`: from the origin for this job. `eta_s`: None if unknown. `…_at_s`: wall
@@ -129,7 +129,8 @@ class FullQuota(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class FileFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A failure of the file at `place` in a task. `code`: "missing" if a check found it incomplete,
-    "no-space" (see `Outcome.room`), else of the typed error. `quota`: the one that refused it."""
+    "no-space" (see `TaskResult.room`), else of the typed error. `quota`: the one that refused
+    it."""
 
     place: int
     code: str
@@ -146,7 +147,7 @@ class Room(msgspec.Struct, frozen=True, array_like=True, gc=False):
     busy_bytes: int  # open, being read or filled
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TaskResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The outcome of a task. Files not in `failures` succeeded. `room`: set if one failed for lack
     of space; the worker did not try the files after it (they are failures, "no-space")."""
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core import errors
-from cachefs.core.jobs import JobFailure, JobShown, JobSpec
+from cachefs.core.jobs import JobFailure, JobSpec, JobStatus
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
-from cachefs.core.syncs import Change, SyncShown
+from cachefs.core.syncs import Change, SyncStatus
 
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds a datagram
@@ -386,7 +386,7 @@ class GetJob(Message, frozen=True):
 
 
 class JobReply(Message, frozen=True):
-    job: JobShown
+    job: JobStatus
 
 
 class ListJobs(Message, frozen=True):
@@ -400,7 +400,7 @@ class ListJobs(Message, frozen=True):
 class JobTable(Message, frozen=True):
     """Reply to ListJobs. `next`: the next call's `before`; 0: the list is complete."""
 
-    jobs: list[JobShown]
+    jobs: list[JobStatus]
     next: int = 0
 
 
@@ -449,7 +449,7 @@ class GetSync(Message, frozen=True):
 
 
 class SyncReply(Message, frozen=True):
-    sync: SyncShown
+    sync: SyncStatus
     changes: list[Change] = []
 
 

@@ -47,7 +47,7 @@ class View(msgspec.Struct, frozen=True):
     between: tuple[tuple[Member, ...], ...] = ()
 
 
-def everyone(view: View) -> tuple[Member, ...]:
+def all_members(view: View) -> tuple[Member, ...]:
     """Returns all members that a view names, some of them several times."""
     return tuple(itertools.chain(view.members, view.before, *view.between))
 

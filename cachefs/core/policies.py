@@ -84,7 +84,7 @@ class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
 NO_RULE: Final = Rule()
 
 
-class Effective(msgspec.Struct, frozen=True):
+class EffectivePolicy(msgspec.Struct, frozen=True):
     """The effective policy at a path. A field is None if neither a path nor a default sets it: the
     source's interval or the worker's admission applies. `where`: field -> path that sets it."""
 
@@ -108,7 +108,7 @@ class Effective(msgspec.Struct, frozen=True):
         )
 
 
-def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
+def resolve(chain: Sequence[tuple[bytes, Policy]]) -> EffectivePolicy:
     """Returns the effective policy below a chain of (path, policy), the outermost first."""
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
@@ -118,7 +118,7 @@ def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
             if value is not None:
                 values[name], where[name] = value, whose
     quotas = tuple((path, policy.quota_bytes) for path, policy in chain if policy.quota_bytes)
-    return Effective(Policy(**values), where, quotas)
+    return EffectivePolicy(Policy(**values), where, quotas)
 
 
 def _layers(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str]]:

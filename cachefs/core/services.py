@@ -28,8 +28,8 @@ from cachefs.core.policies import Policy, Rule
 
 # How long a call of the current task waits for an unreachable master, in seconds. A system call
 # waits longer than a command, which reports that the master is unreachable.
-asker_reach_s: ContextVar[float] = ContextVar("asker_reach_s", default=30.0)
-COMMAND_REACH_S: Final = 3.0
+master_wait_s: ContextVar[float] = ContextVar("asker_reach_s", default=30.0)
+COMMAND_MASTER_WAIT_S: Final = 3.0
 
 
 class Permission(msgspec.Struct, frozen=True):

@@ -60,8 +60,8 @@ class Setting(msgspec.Struct, frozen=True):
         if self.commands == EVERY:
             return "every command"
         groups = set(self.commands)  # a group stands for its commands
-        clients = set(ASKERS) <= groups
-        others = [c for c in self.commands if not (clients and c in ASKERS)]
+        clients = set(CLIENT_COMMANDS) <= groups
+        others = [c for c in self.commands if not (clients and c in CLIENT_COMMANDS)]
         named = [c for c in others if " " not in c or c.split()[0] not in groups]
         return ", ".join([*named, "client commands"] if clients else named)
 
@@ -72,16 +72,17 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 # Commands that send requests to a master, its workers, or the server of a mount.
-ASKERS: Final = (
+CLIENT_COMMANDS: Final = (
     "status", "health", "top", "logs", "ls", "stat", "du", "sync", "load", "jobs", "free", "pin",
     "unpin", "ttl", "quota", "policy", "ufs", "ufs add", "workers", "location", "fsck",
 )  # fmt: skip
-_CLIENTS: Final = ("mount", "worker", *ASKERS)
+_CLIENTS: Final = ("mount", "worker", *CLIENT_COMMANDS)
 _SERVERS: Final = ("master", "worker")
 _CACHES: Final = ("mount", "worker")
 _SOURCES: Final = ("mount", "ufs add")
 EVERY: Final = (
-    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *ASKERS
+    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config",
+    *CLIENT_COMMANDS,
 )  # fmt: skip
 KNOWN: Final = frozenset(EVERY)
 
@@ -279,7 +280,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "The cluster's master, as HOST:PORT or a URL.",
         "the cluster of `cachefs up`, else 127.0.0.1:19998",
-        commands=("worker", *ASKERS),
+        commands=("worker", *CLIENT_COMMANDS),
     ),
     Setting(
         "token_file",

@@ -129,7 +129,7 @@ class ClientSpec(msgspec.Struct, frozen=True):
     held: Held | None = None  # for a successor that is the only client of its mount
 
 
-class Adopted(msgspec.Struct, frozen=True):
+class OrphanedMount(msgspec.Struct, frozen=True):
     """A mount that lost its supervisor, and its client `pid`. Descriptors are inherited."""
 
     pid: int
@@ -144,7 +144,7 @@ class SupervisorSpec(msgspec.Struct, frozen=True):
     """A supervisor: `python -I -m cachefs.fuse.supervisor`."""
 
     client: ClientSpec
-    adopt: Adopted | None = None  # None: the supervisor mounts and starts a client
+    adopt: OrphanedMount | None = None  # None: the supervisor mounts and starts a client
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_directory: bool = False
 
 
-class SyncShown(msgspec.Struct, frozen=True):
+class SyncStatus(msgspec.Struct, frozen=True):
     """The status of a sync. `state`: running, done, stopped, or failed with `message`.
     `directories` and `names`: compared up to now. `errors`: directories that the origin could not
     list; `message` has the first. `kept`: the number of changes that can be requested, at most

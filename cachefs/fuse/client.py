@@ -30,11 +30,11 @@ from cachefs.core.errors import CacheFSError, Unsupported
 from cachefs.core.specs import HEARTBEATS, ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
-from cachefs.fuse.own_record import OwnRecord
-from cachefs.fuse.runs import Runs
-from cachefs.fuse.server_watch import ServerWatch
+from cachefs.fuse.hang_watch import ServerWatch
+from cachefs.fuse.mount_record_writer import MountRecordWriter
+from cachefs.fuse.runs import CoroutineRunner
 from cachefs.fuse.supervisor import wire
-from cachefs.fuse.supervisor.link import Link
+from cachefs.fuse.supervisor.link import SupervisorLink
 from cachefs.fuse.vfs import Vfs
 from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.logs import log_to
@@ -53,12 +53,12 @@ class Client:
     """The parts of a client that both transports need. Setting `stopping` ends the mount; `link` is
     the connection to the supervisor (None for pyfuse3)."""
 
-    def __init__(self, spec: ClientSpec, ready: ReadyPipe, link: Link | None) -> None:
+    def __init__(self, spec: ClientSpec, ready: ReadyPipe, link: SupervisorLink | None) -> None:
         self.spec = spec
         self.ready = ready
         self.link = link
         self.home = StateHome(spec.home)
-        self.record = OwnRecord(self.home, self._record)
+        self.record = MountRecordWriter(self.home, self._record)
         self.stopping = trio.Event()
         self.runs = _runs(spec)
         self._early: list[m.TierState] = []  # received before the Vfs existed
@@ -212,9 +212,9 @@ def _find_server(spec: ClientSpec) -> Server:
     return ensure_server(server, hang_limit_s=limit_s)
 
 
-def _runs(spec: ClientSpec) -> Runs:
+def _runs(spec: ClientSpec) -> CoroutineRunner:
     if spec.transport == "kernel":
-        return Runs()
+        return CoroutineRunner()
     from cachefs.fuse.workers import Workers
 
     return Workers()
@@ -258,7 +258,7 @@ def main() -> int:
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)
     write_stacks_on_signal(spec)
     raise_descriptor_limit()
-    link = Link(spec) if spec.control_fd >= 0 else None
+    link = SupervisorLink(spec) if spec.control_fd >= 0 else None
     try:
         if spec.transport not in ("kernel", "pyfuse3"):
             raise Unsupported(f"unknown transport {spec.transport!r}", remedy="use auto")

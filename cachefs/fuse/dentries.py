@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cachefs.core.generations import Generations
+from cachefs.core.invalidation_log import InvalidationLog
 from cachefs.core.model import Inode
-from cachefs.core.noted import Noted
+from cachefs.core.two_generation_map import TwoGenerationMap
 
 DEFAULT_INODES: Final = 65536
 NO_INO: Final = 0  # the name is known not to exist
@@ -36,10 +36,12 @@ class MetadataCache:
     """Inodes by ino, names by (parent, name), parents of directories."""
 
     def __init__(self, limit: int = DEFAULT_INODES) -> None:
-        self._inodes: Generations[int, Known] = Generations(limit)
-        self._names: Generations[tuple[int, bytes], tuple[int, float]] = Generations(limit)
-        self._parents: Generations[int, int] = Generations(limit // 8)
-        self.noted = Noted()
+        self._inodes: TwoGenerationMap[int, Known] = TwoGenerationMap(limit)
+        self._names: TwoGenerationMap[tuple[int, bytes], tuple[int, float]] = TwoGenerationMap(
+            limit
+        )
+        self._parents: TwoGenerationMap[int, int] = TwoGenerationMap(limit // 8)
+        self.noted = InvalidationLog()
 
     def inode(self, ino: int) -> Inode | None:
         """Returns the inode of `ino` if it is cached, even when it has expired."""

@@ -62,7 +62,7 @@ class Mark(NamedTuple):
 FIRST: Final = Mark(0, b"")
 
 
-class GoTo(NamedTuple):
+class FetchPage(NamedTuple):
     """A page to fetch first; `exactly`: reading continues at its first row."""
 
     mark: Mark
@@ -102,41 +102,41 @@ class DirectoryHandle:
         """Returns the last known page start at or before row `index` (the first if negative)."""
         return next((mark for mark in reversed(self.marks) if mark.start <= index), FIRST)
 
-    def position(self, cookie: int) -> int | GoTo:
+    def position(self, cookie: int) -> int | FetchPage:
         """Returns the row of the current page at which reading continues (its length: the end of
         the directory), or the page to fetch first."""
         ordinal, checksum = cookie >> HASH_BITS, cookie & _HASH_MASK
         index = max(0, ordinal - DOTS)  # of the row to emit next
         page = self.page
         if page is None:
-            return GoTo(self.mark_before(index - 1))
+            return FetchPage(self.mark_before(index - 1))
         if page.start == index:
             return self.first_row()
         if page.start < index <= page.end:
             found = _row_after(page, checksum, index - page.start)
             return self._row(page, index - page.start if found is None else found)
         if index < page.start:
-            return GoTo(self.mark_before(index - 1))
+            return FetchPage(self.mark_before(index - 1))
         found = _row_after(page, checksum, len(page.rows))
         return self._row(page, found) if found is not None else self._later(page, index)
 
-    def first_row(self) -> int | GoTo:
+    def first_row(self) -> int | FetchPage:
         """Returns the first row of the current page, or the page after an empty one."""
         assert self.page is not None
         return self._row(self.page, 0)
 
     @staticmethod
-    def _row(page: Page, place: int) -> int | GoTo:
+    def _row(page: Page, place: int) -> int | FetchPage:
         if place < len(page.rows) or not page.next:
             return place
-        return GoTo(Mark(page.end, page.next), exactly=True)
+        return FetchPage(Mark(page.end, page.next), exactly=True)
 
-    def _later(self, page: Page, index: int) -> int | GoTo:
+    def _later(self, page: Page, index: int) -> int | FetchPage:
         """Resolves a row beyond the current page, from a cookie of a previous process."""
         if not page.next:  # the directory shrank
             return len(page.rows)
         mark = self.mark_before(index - 1)
-        return GoTo(mark if mark.start > page.start else Mark(page.end, page.next))
+        return FetchPage(mark if mark.start > page.start else Mark(page.end, page.next))
 
 
 def _row_after(page: Page, checksum: int, guess: int) -> int | None:

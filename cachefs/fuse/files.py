@@ -8,17 +8,17 @@ from typing import Final
 
 import msgspec
 
+from cachefs.client.call_waits import Waits
 from cachefs.client.connection import ConnectionLost
 from cachefs.client.sockets import close_fd
-from cachefs.client.waits import Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, ProtocolError, Stale
 from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable, Segment
-from cachefs.fuse.lent import Lent
-from cachefs.fuse.node import MUST_WAIT, TRIES, MustWait, Node
 from cachefs.fuse.pread import INLINE, FileReader
 from cachefs.fuse.published import Published, Way
+from cachefs.fuse.segment_reclaim import SegmentReclaimer
+from cachefs.fuse.server_calls import MUST_WAIT, TRIES, MustWait, ServerCalls
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ Bytes = bytes | memoryview
 class Files:
     """The open files of one mount."""
 
-    def __init__(self, node: Node, namespace: NamespaceId, waits: Waits) -> None:
+    def __init__(self, node: ServerCalls, namespace: NamespaceId, waits: Waits) -> None:
         self.namespace = namespace
         self.table = HandleTable()
-        self.lent = Lent()
+        self.lent = SegmentReclaimer()
         self._node = node
         self._reader = FileReader(waits)
         self._published = Published()
@@ -86,7 +86,7 @@ class Files:
             known = self._adopted.get(ino, nonce)
             self._adopted[ino] = nonce if known == nonce else SEVERAL
 
-    def take_adopted(self, inode: Inode) -> Inode | None:
+    def pop_adopted(self, inode: Inode) -> Inode | None:
         """Returns the inode with the nonce that a predecessor had open under this ino; None if it
         had none. Only the first call for an ino returns it. Only the nonce is the predecessor's."""
         nonce = self._adopted.pop(inode.ino, 0)
@@ -115,7 +115,7 @@ class Files:
         """Opens a file; in a new session, opens it again. Raises Stale if it is another file."""
         self._check_namespace(handle)
         request = m.Open(handle.namespace, handle.ino, True, handle.past_tier, handle.nonce)
-        reply, fd, epoch = await self._node.ask_in_epoch(request, m.Opened)
+        reply, fd, epoch = await self._node.request_in_epoch(request, m.Opened)
         try:
             self._check_namespace(handle)  # it may have changed during the wait
         except Stale:
@@ -152,7 +152,7 @@ class Files:
     def _descriptor(self, fd: int, tier: int) -> Descriptor:
         directory = self._node.caller.published.of(tier)
         if directory is None or self._published.way(directory) is Way.NEVER:
-            return Descriptor(fd, self._reader.flags_unasked(fd), tier)
+            return Descriptor(fd, self._reader.flags_without_fstat(fd), tier)
         return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd), tier)
 
     def in_service(self, tier: int) -> bool:
@@ -281,7 +281,7 @@ class Files:
                 handle.give_back()
             request = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
             try:
-                reply, fd = await self._node.ask_once(request, m.Ensured)
+                reply, fd = await self._node.request_once(request, m.Ensured)
             except ConnectionLost:
                 continue
             return self._granted(handle, reply, fd)

@@ -99,7 +99,7 @@ class FileHandle:
         self.present: Intervals | None = None
         self.segments: list[Segment] = []
         self.keep = MOST_KEPT  # maximum of segments, from the server's last reply
-        self.was_read = False  # since the last tick of `Lent`
+        self.was_read = False  # since the last tick of `SegmentReclaimer`
         self.past_tier = False  # the tier's disk did not respond: the server must bypass it
         self.tier = 0  # in which the server has the file
         self.server_handle = 0

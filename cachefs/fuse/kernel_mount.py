@@ -26,13 +26,13 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
     """Waits for the supervisor's order to serve, then serves until the mount ends or the client
     retires. A failure leaves the mount for a successor."""
     assert client.link is not None
-    served = Served(client, conn, vfs)
+    served = KernelMountServer(client, conn, vfs)
     client.link.say(w.Ready(warning))
     await client.link.take()
     await served.run()
 
 
-class Served:
+class KernelMountServer:
     """A mount while this process serves it."""
 
     def __init__(self, client: Client, conn: Connection, vfs: Vfs) -> None:

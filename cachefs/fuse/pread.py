@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from cachefs.client.waits import Waits
+from cachefs.client.call_waits import Waits
 from cachefs.core.errors import BadBody, DeadlineExceeded
 from cachefs.fuse.file_systems import MEMORY, file_system_of
 
@@ -48,7 +48,7 @@ class FileReader:
         return flags
 
     @staticmethod
-    def flags_unasked(fd: int) -> int:
+    def flags_without_fstat(fd: int) -> int:
         """Returns flags as `flags_of`, for a file system on which even fstat may hang."""
         return INLINE if file_system_of(fd) in MEMORY else IN_THREAD
 

@@ -31,7 +31,7 @@ from cachefs.fuse.attributes import (
 from cachefs.fuse.errnos import Errnos
 from cachefs.fuse.interrupts import Interrupts
 from cachefs.fuse.kernel_cache import INC_EPOCH, KernelCache
-from cachefs.fuse.node import MUST_WAIT
+from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
 from cachefs.fuse.workers import TrioForPyfuse3, Workers
 

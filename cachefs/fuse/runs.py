@@ -2,8 +2,8 @@
 
 A request that must wait for the node's server is a coroutine. The task that receives the server's
 reply resumes the coroutine, which runs up to its own reply. It gets no task and no cancel scope,
-and may await only the waits made by `Runs` (`new`, `in_task`). Code that needs trio runs through
-`in_task`. Everything belongs to one trio loop.
+and may await only the waits made by `CoroutineRunner` (`new`, `in_task`). Code that needs trio runs
+through `in_task`. Everything belongs to one trio loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import outcome
 import trio
 
-from cachefs.client.waits import Abandon, Wait, Waits
+from cachefs.client.call_waits import Abandon, Wait, Waits
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class RunWait:
 
     __slots__ = ("_runs", "abandon", "run")
 
-    def __init__(self, runs: Runs, run: Run, abandon: Abandon) -> None:
+    def __init__(self, runs: CoroutineRunner, run: RunningRequest, abandon: Abandon) -> None:
         self._runs = runs
         self.run = run
         self.abandon = abandon
@@ -43,7 +43,7 @@ class RunWait:
         self._runs.step(self.run, self.run.coroutine.throw, error)
 
 
-class Run:
+class RunningRequest:
     """A coroutine and the wait on which it is suspended."""
 
     __slots__ = ("coroutine", "wait")
@@ -59,12 +59,12 @@ class Run:
         self.wait.fail(error)
 
 
-class Runs(Waits):
+class CoroutineRunner(Waits):
     """The runs of one session. The session sets `nursery` before a run calls `in_task`."""
 
     def __init__(self) -> None:
-        self.running: Run | None = None
-        self.alive: set[Run] = set()
+        self.running: RunningRequest | None = None
+        self.alive: set[RunningRequest] = set()
         self.nursery: trio.Nursery | None = None
         self.failure: BaseException | None = None
 
@@ -85,14 +85,14 @@ class Runs(Waits):
         result: T = await wait
         return result
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> Run:
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> RunningRequest:
         """Runs a coroutine up to its first wait."""
-        run = Run(coroutine)
+        run = RunningRequest(coroutine)
         self.alive.add(run)
         self.step(run, coroutine.send, None)
         return run
 
-    def step(self, run: Run, proceed: Callable[[Any], Any], what: object) -> None:
+    def step(self, run: RunningRequest, proceed: Callable[[Any], Any], what: object) -> None:
         """Resumes a run until it waits or ends. An exception of a run ends the session instead of
         being raised here."""
         before, self.running = self.running, run
@@ -107,14 +107,14 @@ class Runs(Waits):
         finally:
             self.running = before
 
-    def take(self, run: Run, wait: object) -> bool:
+    def take(self, run: RunningRequest, wait: object) -> bool:
         """Records the wait of a run. Returns False for an object that a run must not await."""
         if not isinstance(wait, RunWait):
             return False
         run.wait = wait
         return True
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RunningRequest) -> None:
         run.wait = None
         self.alive.discard(run)
 

@@ -17,7 +17,7 @@ from typing import Final, Never
 import msgspec
 import trio
 
-from cachefs.client.waits import Waits
+from cachefs.client.call_waits import Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import (
     CacheFSError,
@@ -27,8 +27,8 @@ from cachefs.core.errors import (
     ReadOnly,
     Stale,
 )
-from cachefs.core.generations import Generations
 from cachefs.core.model import MAX_INO, MAX_NAME_BYTES, ROOT_INO, Inode, Kind, NamespaceId
+from cachefs.core.two_generation_map import TwoGenerationMap
 from cachefs.fuse.attributes import Defaults, kernel_time
 from cachefs.fuse.dentries import DEFAULT_INODES, NO_INO, MetadataCache, encode_inode
 from cachefs.fuse.directories import (
@@ -38,7 +38,7 @@ from cachefs.fuse.directories import (
     DirectoryHandle,
     DirectoryTable,
     Entry,
-    GoTo,
+    FetchPage,
     Mark,
     Page,
     Row,
@@ -46,9 +46,9 @@ from cachefs.fuse.directories import (
 )
 from cachefs.fuse.files import Bytes, Files
 from cachefs.fuse.handles import FileHandle
-from cachefs.fuse.names_ahead import PAGES, NamesAhead
-from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node, Reply
+from cachefs.fuse.listing_prefetch import PAGES, ListingPrefetch
 from cachefs.fuse.root import Root
+from cachefs.fuse.server_calls import MUST_WAIT, Caller, MustWait, Reply, ServerCalls
 
 log = logging.getLogger(__name__)
 
@@ -86,17 +86,17 @@ class Vfs:
         self.defaults = defaults
         self.on_invalidated: Invalidated = lambda _entries, _everything: None
         self._clock = clock
-        self._node = Node(caller)
+        self._node = ServerCalls(caller)
         self._cache = MetadataCache(max_inodes)
         self._files = Files(self._node, attached.namespace, waits or Waits())
         self.give_back = self._files.lent.run  # closes idle segments, until cancelled
         self._directories = DirectoryTable()
-        self._ahead = NamesAhead()
+        self._ahead = ListingPrefetch()
         # True while the kernel may keep a file's pages between opens: no tier has lost bytes.
         self.keeps_pages = True
         self.on_doubt: Callable[[int], None] = lambda _tier: None  # for the kernel's open nodes
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # passthrough opens too
-        self._former: Generations[int, Inode] = Generations(MAX_FORMER)
+        self._former: TwoGenerationMap[int, Inode] = TwoGenerationMap(MAX_FORMER)
         self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_check_reused`
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._root = Root(attached.root)
@@ -304,14 +304,14 @@ class Vfs:
         if cookie == 0:
             handle.rewind()
         place = handle.position(cookie)
-        return MUST_WAIT if isinstance(place, GoTo) else self._entries(handle, cookie, place)
+        return MUST_WAIT if isinstance(place, FetchPage) else self._entries(handle, cookie, place)
 
     async def readdir(self, fh: int, cookie: int) -> Iterator[Entry]:
         """Returns the same as `readdir_nowait`, after fetching the page from the server."""
         handle = self._directories.get(fh)
         place = handle.position(cookie)
         for _ in range(MAX_PAGES_PER_SEEK):
-            if not isinstance(place, GoTo):
+            if not isinstance(place, FetchPage):
                 return self._entries(handle, cookie, place)
             handle.put(await self._page(handle.ino, place.mark))
             place = handle.first_row() if place.exactly else handle.position(cookie)
@@ -468,7 +468,7 @@ class Vfs:
     def _check_reused(self, inode: Inode) -> None:
         """Detects an ino that now belongs to another file, after the server's metadata store was
         rolled back. A directory keeps its nodeid, with another generation."""
-        known = self._cache.inode(inode.ino) or self._files.take_adopted(inode)
+        known = self._cache.inode(inode.ino) or self._files.pop_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not self._former:
                 log.warning(

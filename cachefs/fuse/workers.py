@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from cachefs.fuse.runs import Run, Runs
+from cachefs.fuse.runs import CoroutineRunner, RunningRequest
 
 REQUESTS_PER_ROUND: Final = 16  # answered in a row before other tasks run
 LOOKS: Final = 80  # polls for the next request, about 40 us: cheaper than a sleep and a wake-up
@@ -23,7 +23,7 @@ MAX_CREDIT: Final = 8
 REFUSALS_PER_TRIAL: Final = 100
 
 
-class Patience:
+class AdaptiveSpin:
     """Decides whether to spin for the next request. Spinning stops while it finds nothing, as on an
     overloaded machine, and is tried again after `REFUSALS_PER_TRIAL` misses. Pure."""
 
@@ -56,18 +56,18 @@ class NextRequest:
 NEXT_REQUEST: Final = NextRequest()
 
 
-class Workers(Runs):
+class Workers(CoroutineRunner):
     """The workers of one session: runs of pyfuse3's loop, each idle, waiting or running."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._idle: list[Run] = []  # the last one's memory is warm
+        self._idle: list[RunningRequest] = []  # the last one's memory is warm
         self._some_idle = trio.Event()
         self._fd = -1
         self._poll: select.poll | None = None
-        self._spin = Patience()
+        self._spin = AdaptiveSpin()
 
-    def take(self, run: Run, wait: object) -> bool:
+    def take(self, run: RunningRequest, wait: object) -> bool:
         if wait is not NEXT_REQUEST:
             return super().take(run, wait)
         run.wait = None
@@ -75,7 +75,7 @@ class Workers(Runs):
         self._some_idle.set()
         return True
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: RunningRequest) -> None:
         super().ended(run)
         self._some_idle.set()  # `_serve` also waits for the last worker to end
 
@@ -134,7 +134,7 @@ class Workers(Runs):
         self._spin.learn(found)
         return found
 
-    def _take_idle(self) -> list[Run]:
+    def _take_idle(self) -> list[RunningRequest]:
         idle, self._idle = self._idle, []
         return idle
 

@@ -71,9 +71,9 @@ class _Namespace:
     def __init__(self, master: Master, worker: Cache, status: Callable[[], dict[str, Any]]) -> None:
         from master.server.admin.at import Backend
         from master.server.calls import Calls
-        from master.server.solo import Solo
+        from master.server.single_worker import SingleWorkerMembership
 
-        workers = Solo(lambda: _row(worker))
+        workers = SingleWorkerMembership(lambda: _row(worker))
         self._status = status
         self._calls = Calls(master, workers, _no_source)
         master.load_jobs.follow(lambda: None)  # the one worker gets all tasks
@@ -119,7 +119,7 @@ def _no_source(source: UfsSpec) -> Connector:
 
 
 def _row(worker: Cache) -> c.WorkerRow:
-    from master.server.solo import WORKER
+    from master.server.single_worker import WORKER
     from worker.cache.status import facts
 
     status = worker.status()

@@ -28,13 +28,13 @@ from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.tiers import TierSpec
 from cachefs.core.units import format_duration
-from cachefs.launcher import allocator, collecting, gil_home, kept
+from cachefs.launcher import cache_record, gc_tuning, gil_affinity, malloc_tuning
 from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
-from cachefs.launcher.serving import limit_end, quit_now
+from cachefs.launcher.serving import limit_shutdown, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
 from connectors.compose import open_connector
@@ -175,8 +175,8 @@ class EmbeddedSources:
         assert found.inode is not None
         warning = source.warning
         if body.sync_interval_s != source.sync_interval_s:
-            kept = format_duration(source.sync_interval_s)
-            warning = f"the running server keeps its sync interval of {kept}"
+            interval = format_duration(source.sync_interval_s)
+            warning = f"the running server keeps its sync interval of {interval}"
         return m.Attached(source.master.namespace, found.inode, warning)
 
     async def open(self, spec: UfsSpec, sync_interval_s: float) -> Source:
@@ -198,7 +198,7 @@ class EmbeddedSources:
         await source.open(sync_interval_s)
         try:
             write_pointer(directory, self._pointer)
-            kept.note(directory, spec.url, [self._cache_dir])
+            cache_record.note(directory, spec.url, [self._cache_dir])
         except BaseException:
             await source.close()
             raise
@@ -344,7 +344,7 @@ async def _serve(
         stop = functools.partial(server.request_stop, signal.Signals(number).name)
         loop.add_signal_handler(number, stop)
     await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
-    beside = (gil_home.keep_together("load-"), keep_reserve(spec.home))
+    beside = (gil_affinity.keep_together("load-"), keep_reserve(spec.home))
     tasks = [asyncio.ensure_future(one) for one in beside]
     try:
         async with (
@@ -352,11 +352,11 @@ async def _serve(
             admin_site(spec.admin_socket, lambda: Admin(sources.masters, worker, server.status)),
         ):
             log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
-            collecting.settle()
+            gc_tuning.settle()
             ready.say(Started(os.getpid(), warning=warning))
             await server.serve()
     finally:
-        limit_end()
+        limit_shutdown()
         for task in tasks:
             task.cancel()
         # No client may find a server that is ending: remove the pointers, then end the sessions.
@@ -370,7 +370,7 @@ async def _serve(
 def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
     ready = ReadyPipe(spec.launch_fds)
-    allocator.settle()
+    malloc_tuning.settle()
     try:
         directory = StateHome(Path(spec.home)).source_dir(spec.source) / "log"
         directory.mkdir(mode=0o700, exist_ok=True)

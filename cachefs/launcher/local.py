@@ -78,7 +78,7 @@ def read(home: StateHome, directory: str = "") -> LocalCluster | None:
         return None
 
 
-class Up:
+class LocalClusterStarter:
     """Starts the processes of a cluster that do not run. `cache_bytes`: of each worker; 0: a share
     of the free space. `token_file` "": the token of this machine, or (`no_token`) none."""
 

@@ -27,19 +27,19 @@ from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterSpec, Started
-from cachefs.launcher import collecting, tokens
+from cachefs.launcher import gc_tuning, tokens
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.serving import keep_fresh, limit_end, quit_now, stop_event
+from cachefs.launcher.serving import limit_shutdown, quit_now, refresh_token_file, stop_event
 from cachefs.launcher.state import StateHome
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.namespace import Master
 from master.server.app import MasterServer
-from worker.runtime.machine import allow_many_descriptors
+from worker.runtime.process_limits import allow_many_descriptors
 
 log = logging.getLogger("cachefs.master")
 
@@ -131,18 +131,18 @@ class Process:
                 accepted.path = own.listens(port)
                 url = self._url(port, is_plain=context is None)
                 log.info("serving %s at %s", spec.store_dir, url)
-                collecting.settle()
+                gc_tuning.settle()
                 ready.say(Started(os.getpid(), url=url))
                 beside = [
                     asyncio.ensure_future(self._check(master)),
-                    asyncio.ensure_future(keep_fresh(accepted)),
+                    asyncio.ensure_future(refresh_token_file(accepted)),
                 ]
                 master.start_probes()
                 await stop.wait()
                 for task in beside:
                     task.cancel()
             finally:
-                limit_end()
+                limit_shutdown()
                 await server.stop()
         finally:
             await peers.close()

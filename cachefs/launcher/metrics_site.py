@@ -32,7 +32,7 @@ async def metrics_site(address: str, status: Callable[[], dict[str, Any]]) -> As
     try:
         from aiohttp import web
 
-        from cachefs.doors.guard import Guard, GuardedServer, GuardedSite, RefusedRequest
+        from cachefs.network.guard import Guard, GuardedServer, GuardedSite, RefusedRequest
         from worker.metrics import exposition
     except ImportError as err:
         remedy = f"install it: {install_command('cluster')}"

@@ -32,14 +32,14 @@ from cachefs.core.addresses import SCHEME, address_of
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
-from cachefs.launcher import allocator, collecting, gil_home, kept, worker_id
+from cachefs.launcher import cache_record, gc_tuning, gil_affinity, malloc_tuning, worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
-from cachefs.launcher.serving import keep_fresh, limit_end, quit_now, stop_event
+from cachefs.launcher.serving import limit_shutdown, quit_now, refresh_token_file, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,
     SOCKET_NAME,
@@ -103,20 +103,20 @@ class NodeProcess:
         pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
         write_pointer(self._directory, pointer)
         source = f"{SCHEME}{address_of(self._spec.master)}"
-        kept.note(self._directory, source, self._paths)
+        cache_record.note(self._directory, source, self._paths)
         log.info("worker %s at %s, a member of %s", node.id, url, self._spec.master)
-        collecting.settle()
+        gc_tuning.settle()
         ready.say(Started(os.getpid(), url=url))
         beside = [
             asyncio.ensure_future(_stop_when(stop, server)),
-            asyncio.ensure_future(gil_home.keep_together(*MOVING_THREADS)),
+            asyncio.ensure_future(gil_affinity.keep_together(*MOVING_THREADS)),
             asyncio.ensure_future(keep_reserve(self._spec.home)),
-            asyncio.ensure_future(keep_fresh(self._tokens)),
+            asyncio.ensure_future(refresh_token_file(self._tokens)),
         ]
         try:
             await server.serve()
         finally:
-            limit_end()
+            limit_shutdown()
             for task in beside:
                 task.cancel()
             # No client may find a server that is ending: remove the pointer, then end the sessions.
@@ -134,7 +134,7 @@ async def _stop_when(stop: asyncio.Event, server: NodeServer) -> None:
 def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
     ready = ReadyPipe(spec.launch_fds)
-    allocator.settle()
+    malloc_tuning.settle()
     try:
         log_dir = private_dir(node_dir(spec) / LOG_NAME)
         log_to(str(Path(log_dir) / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)

@@ -11,9 +11,9 @@ import aiohttp
 
 from cachefs.core import cluster as c
 from cachefs.core.errors import ProtocolError, Unreachable
-from cachefs.doors.causes import cause_of
-from cachefs.doors.connector import JudgingConnector
-from cachefs.doors.outgoing import Judge, any_process
+from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
+from cachefs.network.connector import CheckedConnector
+from cachefs.network.error_causes import cause_of
 
 CONNECTIONS_OF_ONE: Final = 4
 CONNECT_S: Final = 2.0
@@ -26,12 +26,12 @@ class PeerCalls:
         self,
         token: Mapping[str, str],
         ssl_context: ssl.SSLContext | None,
-        presents_to: Judge = any_process,
+        presents_to: ListenerCheck = accept_any_listener,
     ) -> None:
         """Creates the HTTP session. `token`: the headers with the token, read at each call."""
         self._token = token
         self._session = aiohttp.ClientSession(
-            connector=JudgingConnector(
+            connector=CheckedConnector(
                 presents_to,
                 limit_per_host=CONNECTIONS_OF_ONE,
                 ssl=ssl_context if ssl_context is not None else True,

@@ -39,14 +39,14 @@ from cachefs.core.messages import error_of
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
-from cachefs.launcher import hanging, state
+from cachefs.launcher import hung_server, state
 from cachefs.launcher.directories import check_own
-from cachefs.launcher.documents import standard_input
+from cachefs.launcher.process_watch import Watch as Watch
+from cachefs.launcher.process_watch import is_ours as is_ours
+from cachefs.launcher.process_watch import is_stopped
 from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
-from cachefs.launcher.watches import Watch as Watch
-from cachefs.launcher.watches import is_ours as is_ours
-from cachefs.launcher.watches import is_stopped
+from cachefs.launcher.stdin_document import standard_input
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -263,10 +263,10 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
         if not is_ours(pointer.pid):
             return None
         is_late = time.monotonic() > deadline
-        if is_late and hang_limit_s and hanging.end_listener(pointer.socket):
+        if is_late and hang_limit_s and hung_server.end_listener(pointer.socket):
             continue
         if is_late or (is_stopped(pointer.pid) and not hang_limit_s):
-            raise hanging.unanswered(pointer.pid, str(directory))
+            raise hung_server.unanswered(pointer.pid, str(directory))
         time.sleep(_POLL_S)
     return None
 

@@ -21,7 +21,7 @@ TELL_S: Final = 15.0  # a shutdown that takes longer logs its waits
 END_S: Final = 120.0  # for the whole shutdown
 
 
-async def keep_fresh(tokens: TokenFile) -> None:
+async def refresh_token_file(tokens: TokenFile) -> None:
     """Refreshes a token file until cancelled. Reads in a thread, so a hung disk blocks no work."""
     while tokens.path:
         await asyncio.sleep(LOOK_S)
@@ -42,7 +42,7 @@ def stop_event() -> asyncio.Event:
     return asked
 
 
-def limit_end() -> None:
+def limit_shutdown() -> None:
     """Limits the shutdown, which has begun. Each of its waits has a separate limit. If one fails,
     logs the waits after `TELL_S` and ends the process after `END_S`."""
     asyncio.get_running_loop().call_later(TELL_S, _log_waits)

@@ -12,7 +12,13 @@ from typing import Any, Final
 
 import pycurl
 
-from connectors.fetch.request import NOTHING_MADE, Get, Head, Made, parse_head
+from connectors.fetch.request import (
+    NO_NEW_CONNECTIONS,
+    Head,
+    HttpRequest,
+    NewConnections,
+    parse_head,
+)
 
 CONNECT_LIMIT_S: Final = 5.0
 ERROR_BYTES: Final = 64 << 10  # the most kept of the body of an error reply
@@ -68,7 +74,7 @@ class Exchange:
         if share is not None:
             self.curl.setopt(pycurl.SHARE, share)
 
-    def begin(self, get: Get, room: memoryview) -> None:
+    def begin(self, get: HttpRequest, room: memoryview) -> None:
         """Prepares a request; clears the state of the former one."""
         self._lines.clear()
         self._head = None
@@ -122,13 +128,13 @@ class Exchange:
         return status if status >= 300 else 0
 
     @property
-    def made(self) -> Made:
+    def made(self) -> NewConnections:
         """The connections that the last request made."""
         connections: int = self.curl.getinfo(pycurl.NUM_CONNECTS)
         if not connections:
-            return NOTHING_MADE
+            return NO_NEW_CONNECTIONS
         has_shaken_hands = self.curl.getinfo(pycurl.APPCONNECT_TIME) > 0
-        return Made(connections, connections if has_shaken_hands else 0)
+        return NewConnections(connections, connections if has_shaken_hands else 0)
 
     @property
     def may_resolve(self) -> bool:

@@ -17,7 +17,7 @@ _NAMES: Final = {
 }
 
 
-class Get(NamedTuple):
+class HttpRequest(NamedTuple):
     """A GET or HEAD request. `options` are libcurl's, by number: certificates, proxy, signature."""
 
     url: str
@@ -38,33 +38,33 @@ class Get(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        return "Get(...)"  # its options hold credentials
+        return "HttpRequest(...)"  # its options hold credentials
 
 
-class Made(NamedTuple):
+class NewConnections(NamedTuple):
     """The counts of new connections and of their TLS handshakes, resumed sessions included."""
 
     connections: int
     handshakes: int
 
 
-NOTHING_MADE: Final = Made(0, 0)
-TellMade = Callable[[Made], None]
+NO_NEW_CONNECTIONS: Final = NewConnections(0, 0)
+OnConnected = Callable[[NewConnections], None]
 
 
-def tell_nobody(made: Made) -> None:
-    """Discards the count: a `TellMade` for callers without a meter."""
+def ignore_connections(made: NewConnections) -> None:
+    """Discards the count: a `OnConnected` for callers without a meter."""
 
 
-class Ask(NamedTuple):
+class WholeFileRequest(NamedTuple):
     """A request for a whole small file, and its call-backs. `ended` is called once with the bytes
     received, and with "", the code of an error or `NOT_SENT`. `made` receives new connections."""
 
-    get: Get
+    get: HttpRequest
     ended: Callable[[int, str], None]
-    made: TellMade = tell_nobody
+    made: OnConnected = ignore_connections
 
-    def also(self, ended: Callable[[int, str], None]) -> Ask:
+    def also(self, ended: Callable[[int, str], None]) -> WholeFileRequest:
         """Returns the same request that also calls `ended`, before the former call-back."""
         before = self.ended
 

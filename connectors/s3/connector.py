@@ -20,16 +20,16 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.asking import Turns
 from connectors.base import Body, Capabilities, Entry, Page, clean_etag
+from connectors.bodies import EmptyBody, read_whole_body
 from connectors.bounds import parse_http_date, parse_size
-from connectors.fetch.request import Ask, Head, TellMade, tell_nobody
+from connectors.fetch.request import Head, OnConnected, WholeFileRequest, ignore_connections
 from connectors.pages import Pages
 from connectors.s3.http import Requests, S3Http
-from connectors.s3.listing import DIRECTORY, Listing, Progress, directory_page, parse_listing
+from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page, parse_listing
 from connectors.s3.listing import tree_page as page_of_tree
 from connectors.s3.options import S3Options
-from connectors.whole import EmptyBody, joined
+from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
 REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
@@ -52,7 +52,7 @@ class S3Connector:
         bucket: str,
         prefix: str = "",
         options: S3Options | None = None,
-        tell_made: TellMade = tell_nobody,
+        tell_made: OnConnected = ignore_connections,
     ) -> None:
         """`prefix` has no leading and no trailing '/'. Any thread may call `tell_made` with new
         connections."""
@@ -60,7 +60,7 @@ class S3Connector:
         self._prefix = f"{prefix}/" if prefix else ""
         self._tell_made = tell_made
         self._http = S3Http(bucket, options or S3Options(), tell_made)
-        self._turns: Turns[Requests] = Turns(REQUESTS_S, time.monotonic)
+        self._turns: SmallReadChoice[Requests] = SmallReadChoice(REQUESTS_S, time.monotonic)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -98,7 +98,7 @@ class S3Connector:
         """Returns whether a key has the prefix. Fetches further pages while a page is empty, as a
         store may send them for deleted keys."""
         query = {"prefix": prefix, "max-keys": "1"}
-        progress, token = Progress(), ""
+        progress, token = ListingProgress(), ""
         while True:
             listing = self._list({**query, **_continued(token)})
             if listing.objects or not listing.token:
@@ -135,7 +135,7 @@ class S3Connector:
         except (AccessDenied, OriginError):
             self._list({"prefix": key, "max-keys": "1"})  # its error has a cause, a HEAD's has none
             raise
-        joined(reply)  # to its end, so that the connection is kept
+        read_whole_body(reply)  # to its end, so that the connection is kept
         headers = reply.head.headers
         if "content-length" not in headers:
             raise BadBody("the reply to a HEAD has no Content-Length", path=path)
@@ -149,7 +149,7 @@ class S3Connector:
         path = f"s3://{self._bucket}/{query.get('prefix', '')}"
         query = {"list-type": "2", "encoding-type": "url", **query}
         try:
-            page = joined(self._http.send(self._http.requests().listing(query), path))
+            page = read_whole_body(self._http.send(self._http.requests().listing(query), path))
             return parse_listing(bytes(page))
         except CacheFSError as error:
             error.path = path
@@ -168,7 +168,7 @@ class S3Connector:
 
     def _pages(self, query: dict[str, str], to_page: Callable[[Listing], Page]) -> Iterator[Page]:
         first = {**query, "max-keys": str(PAGE_KEYS)}
-        progress = Progress()
+        progress = ListingProgress()
 
         def fetch(token: str | None) -> tuple[Page, str | None]:
             listing = self._list({**first, **_continued(token or "")})
@@ -200,10 +200,10 @@ class S3Connector:
         return body
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        return joined(self.read(path, 0, version.size, version))
+        return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        """Returns a request, or None; see `Connector` and `connectors.asking`."""
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+        """Returns a request, or None; see `Connector` and `connectors.small_read_choice`."""
         requests, size = self._turns.current(), version.size
         if requests is None or not size or not version.etag:
             return None
@@ -215,7 +215,9 @@ class S3Connector:
             return None
         answer = ("etag", version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
         get = requests.get(key, 0, size, version.etag, answer)
-        return Ask(get, lambda _, error: self._turns.ended(requests, error), self._tell_made)
+        return WholeFileRequest(
+            get, lambda _, error: self._turns.ended(requests, error), self._tell_made
+        )
 
     def _check(
         self, head: Head, key: str, path: bytes, offset: int, size: int, version: Fingerprint

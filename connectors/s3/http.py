@@ -12,8 +12,8 @@ import pycurl
 from botocore.httpsession import get_cert_path
 
 from cachefs.core.errors import CredentialsMissing
-from connectors.fetch.lanes import FetchBody, Lanes
-from connectors.fetch.request import Get, TellMade
+from connectors.fetch.connection_pool import ConnectionPool, FetchBody
+from connectors.fetch.request import HttpRequest, OnConnected
 from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
 from connectors.s3.errors import classify, parse_failure
 from connectors.s3.options import S3Options
@@ -53,22 +53,22 @@ class Requests:
         size: int,
         etag: str,
         answer: tuple[tuple[str, str], ...] = (),
-    ) -> Get:
+    ) -> HttpRequest:
         """Returns the request for a range of an object that has the etag; "": any."""
         headers = (*self._headers, f"Range: bytes={offset}-{offset + size - 1}")
         if etag:
             headers = (*headers, f'If-Match: "{etag}"')
-        return Get(self._url_of(key), headers, size, self._options, answer)
+        return HttpRequest(self._url_of(key), headers, size, self._options, answer)
 
-    def head(self, key: str) -> Get:
+    def head(self, key: str) -> HttpRequest:
         """Returns the request for the headers of an object; of the bucket where the key is ""."""
-        return Get(self._url_of(key), self._headers, 0, {**self._options, **_HEAD})
+        return HttpRequest(self._url_of(key), self._headers, 0, {**self._options, **_HEAD})
 
-    def listing(self, query: Mapping[str, str]) -> Get:
+    def listing(self, query: Mapping[str, str]) -> HttpRequest:
         """Returns the request for a page of a listing."""
         pairs = (f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in query.items())
         url = f"{self._url}?{'&'.join(sorted(pairs))}"
-        return Get(url, self._headers, LISTING_BYTES, self._options, is_limit=True)
+        return HttpRequest(url, self._headers, LISTING_BYTES, self._options, is_limit=True)
 
     def _url_of(self, key: str) -> str:
         return f"{self._url}/{quote(key, safe=_KEY_SAFE)}" if key else self._url
@@ -78,11 +78,11 @@ class S3Http:
     """The sender of one source's requests. Thread-safe. The endpoint is resolved at the first
     request; if that fails, at the next one."""
 
-    def __init__(self, bucket: str, options: S3Options, tell_made: TellMade) -> None:
+    def __init__(self, bucket: str, options: S3Options, tell_made: OnConnected) -> None:
         self._bucket = bucket
         self._options = options
         self._credentials = S3Credentials(options)
-        self._lanes = Lanes(tell_made)
+        self._lanes = ConnectionPool(tell_made)
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
 
@@ -110,7 +110,7 @@ class S3Http:
             return endpoint
         return in_region(endpoint, self._bucket, region, self._options)
 
-    def send(self, request: Get, path: str) -> FetchBody:
+    def send(self, request: HttpRequest, path: str) -> FetchBody:
         """Returns the reply to a request, which the caller reads or closes. Raises a typed error
         for a reply that is not 2xx."""
         reply = self._lanes.get(request, path)

@@ -20,7 +20,7 @@ from connectors.s3.errors import XML_ERRORS
 
 DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")  # the last: UTF-16, which hides the others
-IDLE_PAGES: Final = 10_000  # in a row (10 million deleted objects), see `Progress`
+IDLE_PAGES: Final = 10_000  # in a row (10 million deleted objects), see `ListingProgress`
 
 
 class Listed(NamedTuple):
@@ -43,7 +43,7 @@ class Listing(NamedTuple):
         return max((*(key for key, _ in self.objects), *self.prefixes), default="")
 
 
-class Progress:
+class ListingProgress:
     """The check that one listing ends. A store may send pages without a name while it skips deleted
     objects. `IDLE_PAGES` pages in a row without a greater name are an error, however slow."""
 

@@ -14,7 +14,7 @@ from cachefs.core.globs import Selection, select
 from cachefs.core.messages import Found as Answer
 from cachefs.core.model import Inode, Kind
 from cachefs.core.policies import shown
-from master.jobs.ground import Ground
+from master.jobs.job_context import JobContext
 from master.jobs.walk import Found, Fresh, OrderedWalk
 from master.state.jobs import Job
 from master.state.window import Position
@@ -29,7 +29,7 @@ class Counter:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: JobContext,
         job: Job,
         moved: Callable[[], None],
         wait: Callable[[], Awaitable[None]],

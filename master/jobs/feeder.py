@@ -10,7 +10,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.globs import Selection, select
 from cachefs.core.model import Kind, Origin
-from master.jobs.ground import Ground
+from master.jobs.job_context import JobContext
 from master.jobs.walk import Found, Known, OrderedWalk
 from master.state.jobs import Job
 from master.state.window import Part, Position
@@ -27,7 +27,7 @@ class Feeder:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: JobContext,
         job: Job,
         hand: Callable[[list[Part]], None],
         wait: Callable[[], Awaitable[None]],

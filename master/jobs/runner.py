@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 
 from cachefs.core.errors import CacheFSError, NotFound
-from cachefs.core.jobs import JobState, Outcome
+from cachefs.core.jobs import JobState, TaskResult
 from cachefs.core.model import Kind, Origin
 from master.jobs.counter import Counter
 from master.jobs.feeder import Feeder
-from master.jobs.ground import Ground
-from master.state.desk import Desk, Pack
+from master.jobs.job_context import JobContext
 from master.state.jobs import Effects, Job
+from master.state.task_dispatcher import TaskBatch, TaskDispatcher
 from master.state.window import Part, Slot
 from master.store import jobs as table
 
@@ -42,9 +42,9 @@ class Runner:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: JobContext,
         job: Job,
-        desk: Desk,
+        desk: TaskDispatcher,
         clocks: Clocks,
         handed: Callable[[], None],
         room: Callable[[], int | None],
@@ -100,7 +100,7 @@ class Runner:
 
     # ---- tasks -----------------------------------------------------------------------------------
 
-    def settle(self, pack: Pack, told: Outcome, worker: str) -> None:
+    def settle(self, pack: TaskBatch, told: TaskResult, worker: str) -> None:
         """A worker told what became of a task."""
         if told.room is not None:
             self._check_room()  # that all of it is too much says more

@@ -24,18 +24,18 @@ from cachefs.core.jobs import (
     MAX_JOB_PATHS,
     PATHS_PER_CALL,
     JobFailure,
-    JobShown,
     JobSpec,
     JobState,
+    JobStatus,
 )
 from cachefs.core.messages import JobFailures, JobReply, JobSubmitted, JobTable
 from cachefs.core.placement import Placement, View
-from master.jobs import asked
-from master.jobs.ground import Ground
+from master.jobs import job_validation
+from master.jobs.job_context import JobContext
 from master.jobs.polls import Polls
 from master.jobs.runner import Clocks, Runner
-from master.state.desk import Desk
-from master.state.jobrecord import (
+from master.state.job_messages import NO_OWNER, waits_for_origin
+from master.state.job_record import (
     KEY_FOR_S,
     MAX_ENDED,
     MAX_UNFINISHED,
@@ -43,7 +43,7 @@ from master.state.jobrecord import (
     JobRecord,
 )
 from master.state.jobs import Job
-from master.state.jobwords import NO_OWNER, waits_for_origin
+from master.state.task_dispatcher import TaskDispatcher
 from master.state.window import Part
 from master.store import jobs as table
 from master.store.base import Writer
@@ -60,10 +60,10 @@ MOST_TROUBLES: Final = 16  # jobs of each kind in a status document
 class LoadJobs:
     """Opens what the last master left in the store. Blocks for a read. Raises BadConfig."""
 
-    def __init__(self, ground: Ground, clocks: Clocks) -> None:
+    def __init__(self, ground: JobContext, clocks: Clocks) -> None:
         self._ground = ground
         self._clocks = clocks
-        self._desk = Desk(os.urandom(8).hex())
+        self._desk = TaskDispatcher(os.urandom(8).hex())
         self._polls = Polls()
         self._jobs: dict[int, Job] = {}
         self._runners: dict[int, Runner] = {}
@@ -262,17 +262,17 @@ class LoadJobs:
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
         """Cancelled: it may have happened; the same `key` tells. Raises BadConfig."""
         self.start()
-        asked.check(spec)
+        job_validation.check(spec)
         paths = (
-            [*map(asked.normal, spec.paths)]
+            [*map(job_validation.normal, spec.paths)]
             if more
-            else asked.distinct(map(asked.normal, spec.paths))
+            else job_validation.distinct(map(job_validation.normal, spec.paths))
         )
         async with self._changing:
             known = self._by_key(key)
             if known is not None:
                 return JobSubmitted(known.record.job)
-            same = None if more else self._by_digest(asked.digest_of(paths))
+            same = None if more else self._by_digest(job_validation.digest_of(paths))
             if same is not None:
                 return await self._update(same, spec)
             unfinished = sum(not job.record.state.has_ended for job in self._jobs.values())
@@ -294,14 +294,14 @@ class LoadJobs:
             submitted_at_s=self._clocks.wall(),
             paths_open=more,
             key=key,
-            digest=asked.digest_of(paths),
-            base=asked.base_of(paths),
+            digest=job_validation.digest_of(paths),
+            base=job_validation.base_of(paths),
         )
         record = await self._write(lambda writer: table.put_new(writer, record, paths))
         job = self._jobs[record.job] = Job(record, self._clocks.now())
         if not self._closed:
             self._run(job)
-        log.info("job %d: load %s", record.job, asked.named(record))
+        log.info("job %d: load %s", record.job, job_validation.named(record))
         return JobSubmitted(record.job)
 
     async def _update(self, job: Job, spec: JobSpec) -> JobSubmitted:
@@ -334,7 +334,7 @@ class LoadJobs:
         """See AddJobPaths. Raises NotFound, BadConfig."""
         if len(paths) > PATHS_PER_CALL:
             raise BadConfig(f"{len(paths)} paths in a call, at most {PATHS_PER_CALL} are possible")
-        given = [asked.normal(path) for path in paths]
+        given = [job_validation.normal(path) for path in paths]
         async with self._changing:
             one = self._job(job)
             record = one.record
@@ -347,9 +347,9 @@ class LoadJobs:
             if first > record.path_count:
                 raise BadConfig(f"job {job} has {record.path_count} paths, some are missing")
             new = given[record.path_count - first :]
-            base = asked.base_of([*([record.base] if record.path_count else []), *new])
+            base = job_validation.base_of([*([record.base] if record.path_count else []), *new])
             await self._write(lambda w: table.put_paths(w, job, record.path_count, new))
-            digest = asked.digest_of(new, record.digest)
+            digest = job_validation.digest_of(new, record.digest)
             same = self._by_digest(digest) if last else None
             if same is not None:
                 return await self._become(one, same)
@@ -373,7 +373,7 @@ class LoadJobs:
         self.start()
         return JobReply(self._shown(self._job(job)))
 
-    def _shown(self, job: Job) -> JobShown:
+    def _shown(self, job: Job) -> JobStatus:
         """As it is now, and what it waits for."""
         return job.shown(self._clocks.now(), waits_for=self._waits_for(job))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError
-from cachefs.core.syncs import CHANGES_PER_REPLY, KEPT_CHANGES, Change, ChangeKind, SyncShown
+from cachefs.core.syncs import CHANGES_PER_REPLY, KEPT_CHANGES, Change, ChangeKind, SyncStatus
 
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -153,8 +153,8 @@ class Report:
             found.append(change)
         return found
 
-    def shown(self, now_s: float) -> SyncShown:
-        return SyncShown(
+    def shown(self, now_s: float) -> SyncStatus:
+        return SyncStatus(
             self.sync,
             self.state,
             self.path,

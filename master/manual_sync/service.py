@@ -17,7 +17,7 @@ from typing import Final
 from cachefs.core.errors import BadConfig, CacheFSError, NotFound, Throttled
 from cachefs.core.messages import SyncReply
 from cachefs.core.policies import normal, shown
-from cachefs.core.syncs import SyncShown
+from cachefs.core.syncs import SyncStatus
 from connectors import keys
 from master.manual_sync.report import DONE, STOPPED, Report
 from master.manual_sync.run import Run
@@ -127,7 +127,7 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _line(sync: SyncShown) -> str:
+def _line(sync: SyncStatus) -> str:
     what = " (dry run)" if sync.dry_run else ""
     return (
         f"sync of {shown(sync.path)}{what}: {sync.state} after {sync.elapsed_s:.1f} s: "

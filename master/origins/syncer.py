@@ -23,7 +23,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Kind
 from connectors.base import Connector, Entry
-from connectors.until import bounded
+from connectors.deadline import bounded
 from master.origins.lister import Lister, Watcher
 from master.state.differences import removed_directories
 from master.state.merge import Change

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 from cachefs.core.errors import CacheFSError, NotFound, Unavailable
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Body, Capabilities, Entry, Page
-from connectors.fetch.request import Ask
+from connectors.fetch.request import WholeFileRequest
 
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
@@ -20,7 +20,7 @@ _PLAIN: Final = Capabilities(
 )
 
 
-class NoSource:
+class NullConnector:
     """An origin without a name."""
 
     @property
@@ -47,14 +47,14 @@ class NoSource:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         raise NotFound("no source is there")
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return None
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class AbsentSource:
+class UnavailableConnector:
     """A source whose connector could not be opened: every question fails as if it were down, so
     that what is known of it is served."""
 
@@ -83,7 +83,7 @@ class AbsentSource:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         self._fail()
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return None
 
     def close(self) -> None:

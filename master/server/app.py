@@ -41,7 +41,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Message, failure_of
 from cachefs.core.placement import View
-from cachefs.doors.guard import (
+from cachefs.network.guard import (
     CALL_TYPE,
     Authorize,
     Guard,
@@ -52,11 +52,11 @@ from cachefs.doors.guard import (
 from master.namespace import Master
 from master.server.admin.app import AdminApp
 from master.server.admin.at import Backend, Peers
+from master.server.call_metrics import CallMetrics
 from master.server.calls import Calls, OpenConnector
 from master.server.http import Answer, read_body, status_of
 from master.server.members import Members
 from master.server.metrics import MasterCollector
-from master.server.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class MasterServer:
         self._ssl = ssl_context
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._guard = Guard(authorize, on_loopback=is_loopback(listen[0]), most=most)
-        self._tally = Tally()
+        self._tally = CallMetrics()
         self._encoder = _Encoder()
         self.members = Members(master.store, clock, lost_after_s, master.run.set_back)
         self._calls = Calls(master, self.members, open_connector, certificate or {})

@@ -35,7 +35,7 @@ from connectors.base import Connector
 from master.jobs.service import LoadJobs
 from master.server.jobs import JobCalls
 from master.server.members import Members
-from master.server.solo import Solo
+from master.server.single_worker import SingleWorkerMembership
 from master.server.streams import EventPolls
 from master.server.walks import Walks
 from master.store.run import StoreRun
@@ -99,7 +99,7 @@ class Calls:
     def __init__(
         self,
         master: Namespace,
-        members: Members | Solo,
+        members: Members | SingleWorkerMembership,
         open_connector: OpenConnector,
         certificate: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:

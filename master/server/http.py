@@ -8,7 +8,7 @@ from typing import Final
 from aiohttp import ClientPayloadError, web
 
 from cachefs.core.errors import CacheFSError, ProtocolError
-from cachefs.doors.guard import RefusedRequest
+from cachefs.network.guard import RefusedRequest
 
 BODY_S: Final = 20.0  # for the body of a request
 STATUS_OF: Final = {

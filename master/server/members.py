@@ -17,7 +17,7 @@ from cachefs.core.cluster import HEARTBEAT_S, LOST_AFTER_S, Beaten, Register, Wo
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Done
 from cachefs.core.placement import View
-from master.state.memberrecord import RECORD_KEY, decode_record, encode_record
+from master.state.member_record import RECORD_KEY, decode_record, encode_record
 from master.state.membership import (
     TICK_S,
     Event,

@@ -14,13 +14,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from cachefs.core.jobs import JobState
-from master.server.tally import Tally
+from master.server.call_metrics import CallMetrics
 
 
 class MasterCollector(Collector):
     """`status` gives what `cachefs status` shows of the master (`Calls.status`)."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]], tally: Tally) -> None:
+    def __init__(self, status: Callable[[], dict[str, Any]], tally: CallMetrics) -> None:
         self._status = status
         self._tally = tally
 

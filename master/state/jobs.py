@@ -19,21 +19,21 @@ from cachefs.core.jobs import (
     FileFailure,
     FullQuota,
     JobFailure,
-    JobShown,
     JobSpec,
     JobState,
-    Outcome,
+    JobStatus,
     Room,
     TaskKind,
+    TaskResult,
 )
 from cachefs.core.model import Origin
-from master.state import jobview, jobwords
-from master.state.desk import Order, Pack
-from master.state.jobrecord import MAX_ALSO, MAX_FAILURES, PATHS_SHOWN, Also, JobRecord, Write
-from master.state.jobview import Ahead
-from master.state.later import Later
-from master.state.pace import Pace
-from master.state.refusals import Refusals
+from master.state import job_messages, job_status
+from master.state.job_record import MAX_ALSO, MAX_FAILURES, PATHS_SHOWN, Also, JobRecord, Write
+from master.state.job_status import Ahead
+from master.state.quota_exhaustion import QuotaExhaustion
+from master.state.rate_estimator import RateEstimator
+from master.state.retry_queue import RetryQueue
+from master.state.task_dispatcher import Order, TaskBatch
 from master.state.window import START, Part, Position, Slot, Window
 
 MAX_ATTEMPTS: Final = 3  # for one file, in one pass
@@ -67,9 +67,9 @@ class Job:
         self._unwritten = 0  # files that the watermark passed
         self._durable = record
         self._failures: list[JobFailure] = []  # to be written
-        self._later = Later()
-        self._refusals = Refusals()
-        self._pace: Pace | None = Pace(now, self._progress())
+        self._later = RetryQueue()
+        self._refusals = QuotaExhaustion()
+        self._pace: RateEstimator | None = RateEstimator(now, self._progress())
 
     # ---- what it is ------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Job:
         if needed_bytes <= capacity_bytes:
             return
         is_all = self._record.counting_done
-        message = jobwords.cannot_fit(needed_bytes, capacity_bytes, is_all=is_all)
+        message = job_messages.cannot_fit(needed_bytes, capacity_bytes, is_all=is_all)
         self._halt(JobState.FAILED, message, again=True)
 
     def keeps_to(self, quotas: Iterable[tuple[bytes, int]], owners: int) -> None:
@@ -145,7 +145,7 @@ class Job:
         needed_bytes, is_all = self._needed_bytes(owners), self._record.counting_done
         for path, quota_bytes in quotas:
             if needed_bytes > quota_bytes and self.runs:
-                message = jobwords.beyond_quota(needed_bytes, path, quota_bytes, is_all=is_all)
+                message = job_messages.beyond_quota(needed_bytes, path, quota_bytes, is_all=is_all)
                 self._halt(JobState.FAILED, message, again=True)
 
     def _needed_bytes(self, owners: int) -> int:
@@ -173,7 +173,7 @@ class Job:
 
     # ---- tasks -----------------------------------------------------------------------------------
 
-    def settle(self, pack: Pack, told: Outcome, now: float, worker: str = "") -> Effects:
+    def settle(self, pack: TaskBatch, told: TaskResult, now: float, worker: str = "") -> Effects:
         """What became of a task."""
         effects = Effects()
         self._set(bytes_fetched=self._record.bytes_fetched + max(0, told.fetched_bytes))
@@ -193,7 +193,7 @@ class Job:
         self._advance()
         return effects
 
-    def _full_quota(self, told: Outcome, now: float, worker: str) -> FullQuota | None:
+    def _full_quota(self, told: TaskResult, now: float, worker: str) -> FullQuota | None:
         """The quota for which nothing of what is left can come."""
         refused = [failure.quota for failure in told.failures if failure.quota is not None]
         for quota in refused:
@@ -239,7 +239,7 @@ class Job:
     def tick(self, now: float) -> list[Part]:
         """Time passes; call it about once a second. Parts that are due for another try."""
         if self._pace is None:
-            self._pace = Pace(now, self._progress())
+            self._pace = RateEstimator(now, self._progress())
         self._pace.note(now, self._progress())
         return self._later.due(now)
 
@@ -337,7 +337,7 @@ class Job:
         )  # fmt: skip
         self._began_s, self._timed = now, True
         self._empty()
-        self._pace = Pace(now, self._progress())
+        self._pace = RateEstimator(now, self._progress())
 
     # ---- durable ---------------------------------------------------------------------------------
 
@@ -372,14 +372,14 @@ class Job:
         self._failures = write.failures + self._failures
         self._urgent = True
 
-    def shown(self, now: float, waits_for: str = "") -> JobShown:
+    def shown(self, now: float, waits_for: str = "") -> JobStatus:
         """For people. An end that is not durable yet is not told. `waits_for`: why nothing can be
         done for it, while it runs."""
         record, state = self._record, self._record.state
         message = waits_for if self.runs else record.message
         if state.has_ended and not self._durable.state.has_ended:
             state, message = self._durable.state, self._durable.message
-        return jobview.show(
+        return job_status.show(
             record, state, message, self._ahead(),
             elapsed_s=self._elapsed_s(now), rate_bytes_s=self._rate_bytes_s(now),
             eta_s=self._eta_s(now),
@@ -433,7 +433,7 @@ class Job:
         )
         if record.files_failed:
             self._halt(
-                JobState.FAILED, jobwords.failed(record.files_failed, self._record.files_found)
+                JobState.FAILED, job_messages.failed(record.files_failed, self._record.files_found)
             )
         else:
             self._halt(JobState.SUCCEEDED, "")
@@ -453,15 +453,15 @@ class Job:
 
     def _limit_failures(self) -> None:
         if self.runs and self._record.files_failed >= MAX_FAILURES:
-            self._halt(JobState.FAILED, jobwords.too_many(MAX_FAILURES))
+            self._halt(JobState.FAILED, job_messages.too_many(MAX_FAILURES))
 
     def _no_room(self, room: Room | None, full: FullQuota | None) -> None:
         self._advance()
         if not self.runs:
             return
         left_bytes = max(0, self._record.bytes_found - self._record.bytes_done)
-        message = jobwords.no_room(left_bytes, room) if room is not None else ""
-        message = jobwords.quota_full(left_bytes, full) if full is not None else message
+        message = job_messages.no_room(left_bytes, room) if room is not None else ""
+        message = job_messages.quota_full(left_bytes, full) if full is not None else message
         self._halt(JobState.FAILED, message, again=True)
 
     # ---- figures ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ The members of a view are the serving workers with a weight. A change of who own
 epoch; its `before` are the members of the last settled epoch that still live, until every worker
 that has blocks to move says `settled`. `View.version` rises at every change of the view, also when
 only a URL or `before` changed. Times are monotonic seconds. What is kept of it:
-`master.state.memberrecord`.
+`master.state.member_record`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cachefs.core.cluster import (
 from cachefs.core.errors import BadConfig, InUse, NotFound, ProtocolError, Throttled
 from cachefs.core.messages import Done
 from cachefs.core.placement import Member, View
-from master.state.memberrecord import Kept, Record
+from master.state.member_record import Kept, Record
 
 TICK_S: Final = 1.0
 ABSENT_AFTER_S: Final = 3.0  # a tick that late: this process stood still, nobody else was silent

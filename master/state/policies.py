@@ -15,7 +15,7 @@ from cachefs.core.policies import (
     DEFAULTS,
     NO_RULE,
     PERMISSION_WINDOW_S,
-    Effective,
+    EffectivePolicy,
     Policy,
     Rule,
     above,
@@ -33,7 +33,7 @@ class PolicyTable:
 
     def __init__(self, policies: dict[bytes, Policy] | None = None) -> None:
         self._policies = dict(policies or {})
-        self._answers: dict[bytes, Effective] = {}
+        self._answers: dict[bytes, EffectivePolicy] = {}
         self._parents: frozenset[bytes] = frozenset()
         self.version = 0
         self._changed()
@@ -87,7 +87,7 @@ class PolicyTable:
             return None
         return next((one for one in above(path) if one in self._policies), None)
 
-    def effective(self, path: bytes) -> Effective:
+    def effective(self, path: bytes) -> EffectivePolicy:
         """What holds at a path; the same for all that have the same nearest policy."""
         nearest = self.nearest(path)
         if nearest is None:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from cachefs.core.jobs import JobFailure
-from master.state.jobrecord import JobRecord, decode_record, encode_record
+from master.state.job_record import JobRecord, decode_record, encode_record
 from master.store.base import Reader, Table, Writer
 
 NEXT_KEY: Final = b"next"

@@ -12,7 +12,7 @@ import pytest
 from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Connector, Entry, Page, order_key
-from connectors.fetch.request import Ask
+from connectors.fetch.request import WholeFileRequest
 from tests.conformance.origins import Origin, OriginFactory, put_all
 from tests.services.many_thread import ManyThread
 
@@ -255,7 +255,9 @@ def many() -> Iterator[ManyThread]:
     made.close(WAIT_S)
 
 
-def asks(kind: str, connector: Connector, versions: dict[bytes, Fingerprint]) -> dict[bytes, Ask]:
+def asks(
+    kind: str, connector: Connector, versions: dict[bytes, Fingerprint]
+) -> dict[bytes, WholeFileRequest]:
     """Only object stores are asked so, once a thread has read a whole file of them."""
     found = {path: connector.ask(path, version) for path, version in versions.items()}
     is_s3 = kind.startswith("s3")
@@ -263,11 +265,11 @@ def asks(kind: str, connector: Connector, versions: dict[bytes, Fingerprint]) ->
     return {path: ask for path, ask in found.items() if ask is not None}
 
 
-def brought(many: ManyThread, asked: list[Ask]) -> list[bytes | None]:
+def brought(many: ManyThread, asked: list[WholeFileRequest]) -> list[bytes | None]:
     """All at once, in the order of `asked`."""
     taken: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
 
-    def start(number: int, ask: Ask) -> None:
+    def start(number: int, ask: WholeFileRequest) -> None:
         def take(body: memoryview | None, *_: object) -> None:
             taken.put((number, None if body is None else bytes(body)))
 

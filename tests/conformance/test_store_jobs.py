@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core.errors import BadConfig
 from cachefs.core.jobs import JobFailure, JobSpec, JobState
-from master.state.jobrecord import JobRecord, decode_record
+from master.state.job_record import JobRecord, decode_record
 from master.state.window import Position
 from master.store import jobs
 from master.store.base import Store, Table

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskKind
+from cachefs.core.jobs import FileFailure, Room, Task, TaskKind, TaskResult
 from cachefs.core.model import Origin
 
 Ask = Callable[[Work], Awaitable[Worked]]
@@ -33,7 +33,7 @@ class TaskWorker:
 
     async def serve(self, ask: Ask) -> None:
         """Until it is cancelled; does a task when the gate is open."""
-        outcomes: list[Outcome] = []
+        outcomes: list[TaskResult] = []
         while True:
             call = Work(self.name, self._run, outcomes, 1 << 30, WAIT_S, self._seen, self.capacity)
             worked = await ask(call)
@@ -47,7 +47,7 @@ class TaskWorker:
                 outcomes.append(self.perform(task))
             await asyncio.sleep(0)
 
-    def perform(self, task: Task) -> Outcome:
+    def perform(self, task: Task) -> TaskResult:
         failures: list[FileFailure] = []
         fetched, room = 0, None
         for place, one in enumerate(task.files):
@@ -59,7 +59,7 @@ class TaskWorker:
                 failures.append(FileFailure(place, code, f"{code} of the test"))
                 if code == "no-space":
                     room = Room(self.room_files, 1, 2, 3)
-        return Outcome(task.number, fetched, failures, room)
+        return TaskResult(task.number, fetched, failures, room)
 
     def _do(self, kind: TaskKind, key: tuple[int, int], origin: Origin) -> str:
         if key in self.have:

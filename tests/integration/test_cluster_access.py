@@ -23,7 +23,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig, NotFound, ProtocolError
 from cachefs.core.model import ContentId, NamespaceId, UfsSpec
-from cachefs.doors import strangers
+from cachefs.network import unauthenticated
 from master.server import app as master_app
 from master.server import http as master_http
 from tests.integration.conftest import Bucket
@@ -34,7 +34,7 @@ from tests.services.http_master import run
 from tests.services.processes import wait_until
 from worker.cache.serving import CacheServing
 from worker.peers import server as worker_server
-from worker.peers.ring import Ring
+from worker.peers.ownership_map import OwnershipMap
 from worker.peers.server import Handlers, PeerServer
 
 READ_S = 30.0
@@ -326,7 +326,7 @@ async def a_worker(directory: Path) -> AsyncIterator[int]:
         raise AssertionError
 
     handlers = Handlers(drop=nothing, status=dict)
-    it = PeerServer(cast(CacheServing, None), Ring("me"), handlers, refresh=nothing)
+    it = PeerServer(cast(CacheServing, None), OwnershipMap("me"), handlers, refresh=nothing)
     port = await it.start("127.0.0.1")
     try:
         yield port
@@ -387,7 +387,7 @@ def test_idle_connections_of_strangers_lock_nobody_out(
 def test_strangers_are_closed_soon(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "STRANGER_S", 0.05)
+    monkeypatch.setattr(unauthenticated, "UNAUTHENTICATED_TIMEOUT_S", 0.05)
 
     async def work() -> None:
         async with server(tmp_path) as port:

@@ -19,7 +19,7 @@ from tests.integration.test_worker_openings import opened, serve_rig
 from tests.unit.worker.rig import MIB, NAMESPACE, Namespace, Rig, only, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer
 from worker.cache.cache import Cache
-from worker.prefetch.sequence import LEAST_OPENS, MOST_FILES
+from worker.prefetch.open_runs import LEAST_OPENS, MOST_FILES
 from worker.server.server import NodeServer
 
 SIZE = 20 << 10

@@ -14,7 +14,7 @@ import pytest
 
 from cachefs.core import cluster as c
 from cachefs.core.errors import BadConfig, InUse, NoSpace, NotFound, Unreachable
-from cachefs.core.jobs import JobShown, JobSpec, JobState, TaskKind
+from cachefs.core.jobs import JobSpec, JobState, JobStatus, TaskKind
 from cachefs.core.model import UfsSpec
 from master.jobs import runner, service
 from master.namespace import Master
@@ -63,17 +63,17 @@ async def opened(directory: Path, source: Any, *workers: TaskWorker) -> AsyncIte
         await master.close()
 
 
-async def state(master: Master, job: int, wanted: Callable[[JobShown], bool]) -> JobShown:
+async def state(master: Master, job: int, wanted: Callable[[JobStatus], bool]) -> JobStatus:
     while not wanted(shown := (await master.job(job)).job):
         await asyncio.sleep(0.005)
     return shown
 
 
-async def ended(master: Master, job: int) -> JobShown:
+async def ended(master: Master, job: int) -> JobStatus:
     return await state(master, job, lambda shown: shown.state.has_ended)
 
 
-async def load(master: Master, *paths: bytes, **settings: Any) -> JobShown:
+async def load(master: Master, *paths: bytes, **settings: Any) -> JobStatus:
     submitted = await master.submit_job(JobSpec(paths, **settings))
     return await ended(master, submitted.job)
 

@@ -11,7 +11,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound
-from cachefs.core.jobs import JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobSpec, JobState, JobStatus
 from cachefs.core.policies import Policy
 from tests.integration.job_worker import TaskWorker
 from tests.integration.test_master_jobs import quick, run
@@ -67,7 +67,7 @@ def test_a_job_without_a_worker_that_owns_blocks_says_so_and_goes_on_when_one_co
     """A mount's own worker asks for work and owns nothing; it is none. What is said goes with the
     first that owns."""
 
-    async def look(it: Cluster, job: int, wanted: Callable[[JobShown], bool]) -> JobShown:
+    async def look(it: Cluster, job: int, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         call = m.GetJob(it.namespace, job)
         while not wanted(shown := (await it.ask(call, m.JobReply)).job):
             await asyncio.sleep(0.01)

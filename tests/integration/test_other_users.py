@@ -18,9 +18,9 @@ from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied
 from cachefs.core.model import ContentId, UfsSpec
 from cachefs.core.specs import Security
-from cachefs.doors.owners import ForeignListener, check_caller, check_listener
 from cachefs.launcher import tokens
 from cachefs.launcher.state import StateHome
+from cachefs.network.socket_owners import ForeignListener, check_caller, check_listener
 from tests.services.cluster import ClusterFailed, Machine
 from tests.services.intruder import NOBODY, Request, ask
 from tests.services.processes import is_running, wait_until

@@ -17,7 +17,7 @@ from tests.integration.test_peer_transfer import flip
 from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, open_reader, run
 from tests.unit.worker_peers.nodes import Cluster, Node
-from worker.peers.search import Times
+from worker.peers.source_selection import Times
 
 NODES = 4
 FILES = 24

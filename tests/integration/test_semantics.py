@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.launcher.kept import KEPT_NAME
+from cachefs.launcher.cache_record import KEPT_NAME
 from tests.conformance.transports import OPTIONS, PYFUSE3, TRANSPORTS
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest

@@ -28,7 +28,7 @@ from cachefs.core.errors import (
     Unavailable,
 )
 from cachefs.core.model import Origin
-from connectors.fetch.request import AT_ONCE, Ask
+from connectors.fetch.request import AT_ONCE, WholeFileRequest
 from tests.services.hanging_disk import hanging_disk
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
@@ -41,7 +41,7 @@ from worker.cache.loads import FREE_PLACES
 from worker.cache.tier import Tier
 from worker.fill.source import OriginSource, Purpose, SourceBody
 from worker.fill.transfer import DiskFault, Transfer
-from worker.names.late_connector import AGAIN_S, LateConnector
+from worker.names.lazy_connector import AGAIN_S, LazyConnector
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 
@@ -430,7 +430,7 @@ class Waits:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def ask(self, origin: Origin) -> Ask | None:
+    def ask(self, origin: Origin) -> WholeFileRequest | None:
         return self._then.ask(origin)
 
     def read(
@@ -556,7 +556,7 @@ def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
 ) -> None:
     now = [0.0]
     version = origin.connector.put(b"x", b"12345")
-    late = LateConnector(lambda: origin.connector, clock=lambda: now[0])
+    late = LazyConnector(lambda: origin.connector, clock=lambda: now[0])
     assert late.ask(b"x", version) is None
     assert bytes(late.read_all(b"x", version)) == b"12345"
     assert late.ask(b"x", version) is not None

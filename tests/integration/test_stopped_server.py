@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.client.sockets import connect_long
-from cachefs.launcher.hanging import unanswered
+from cachefs.launcher.hung_server import unanswered
 from tests.integration.conftest import Node
 from tests.services.processes import is_running, stop, wait_until
 

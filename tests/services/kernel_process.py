@@ -22,7 +22,7 @@ from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.session import KernelSession
 from cachefs.fuse.kernel.table import TakeoverTable
-from cachefs.fuse.runs import Runs
+from cachefs.fuse.runs import CoroutineRunner
 from cachefs.fuse.vfs import Vfs
 
 
@@ -41,7 +41,7 @@ class Handed(msgspec.Struct, frozen=True):
 
 async def serve(handed: Handed) -> None:
     """Until the mount is gone, or it is told to retire."""
-    runs = Runs()
+    runs = CoroutineRunner()
     hello = m.Hello(role="fuse", pid=os.getpid())
     conn = await Connection.connect(handed.server, hello, waits=runs)
     async with trio.open_nursery() as nursery:

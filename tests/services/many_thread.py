@@ -1,12 +1,12 @@
-"""`connectors.fetch.many.Many` in a thread of its own."""
+"""`connectors.fetch.batch_reader.BatchReader` in a thread of its own."""
 
 from __future__ import annotations
 
 import collections
 import threading
 
-from connectors.fetch.many import LIMIT_S, Many, Taken
-from connectors.fetch.request import Get, Made
+from connectors.fetch.batch_reader import LIMIT_S, BatchReader, OnReadEnded
+from connectors.fetch.request import HttpRequest, NewConnections
 
 
 class ManyThread:
@@ -14,18 +14,18 @@ class ManyThread:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None  # that ended it
-        self.many = Many()
+        self.many = BatchReader()
         self._lock = threading.Lock()
-        self._new: collections.deque[tuple[Get, Taken]] = collections.deque()
+        self._new: collections.deque[tuple[HttpRequest, OnReadEnded]] = collections.deque()
         self._is_closed = False
         self.thread = threading.Thread(target=self._run, name="many")
         self.thread.start()
 
-    def start(self, request: Get, taken: Taken) -> bool:
+    def start(self, request: HttpRequest, taken: OnReadEnded) -> bool:
         """Returns False, and calls nothing, once this has ended. `taken` may use the body until it
         returns."""
 
-        def took(body: memoryview | None, size: int, code: str, made: Made) -> None:
+        def took(body: memoryview | None, size: int, code: str, made: NewConnections) -> None:
             taken(body, size, code, made)
             if body is not None:
                 self.many.give_back(body)

@@ -20,9 +20,9 @@ from cachefs.core.errors import BadBody, CacheFSError, DeadlineExceeded, NotFoun
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Body, Capabilities, Entry, Page, order_key
-from connectors.fetch.request import Ask
+from connectors.bodies import read_whole_body
+from connectors.fetch.request import WholeFileRequest
 from connectors.pages import Pages
-from connectors.whole import joined
 
 FIRST_MTIME_S: Final = 1_700_000_000
 CHUNK_BYTES: Final = 1 << 20
@@ -365,9 +365,9 @@ class MemoryConnector:
         return MemoryBody(memoryview(found.data)[offset : offset + size], path, self.script)
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        return joined(self.read(path, 0, version.size, version))
+        return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return None
 
     def close(self) -> None:
@@ -471,9 +471,9 @@ class SyntheticConnector:
         return (path * (self.file_bytes // len(path) + 1))[: self.file_bytes]
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        return joined(self.read(path, 0, version.size, version))
+        return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return None
 
     def close(self) -> None:

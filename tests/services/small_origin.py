@@ -21,9 +21,9 @@ import pycurl
 
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Fingerprint
-from connectors.asking import Turns
 from connectors.base import Body
-from connectors.fetch.request import NOT_SENT, Ask, Get
+from connectors.fetch.request import NOT_SENT, HttpRequest, WholeFileRequest
+from connectors.small_read_choice import SmallReadChoice
 from tests.services.memory import MemoryConnector
 
 LIMIT_S: Final = 30.0
@@ -36,7 +36,7 @@ class AskedConnector(MemoryConnector):
     def __init__(self, origin: SmallOrigin) -> None:
         super().__init__()
         self.asks = True
-        self.turns = Turns[object](60.0, time.monotonic)
+        self.turns = SmallReadChoice[object](60.0, time.monotonic)
         self._origin = origin
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
@@ -45,7 +45,7 @@ class AskedConnector(MemoryConnector):
             self.turns.succeeded(object())
         return body
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         turn = self.turns.current()
         if turn is None or not self.asks:
             return None
@@ -58,7 +58,9 @@ class AskedConnector(MemoryConnector):
 
         url = f"http://127.0.0.1:{self._origin.port}/{quote(path)}"
         answer = (("etag", version.etag),)
-        return Ask(Get(url, (), version.size, {pycurl.PROXY: ""}, answer), ended)
+        return WholeFileRequest(
+            HttpRequest(url, (), version.size, {pycurl.PROXY: ""}, answer), ended
+        )
 
 
 class SmallOrigin:

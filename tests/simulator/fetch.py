@@ -10,12 +10,12 @@ from cachefs.core.errors import CacheFSError, Unavailable
 from tests.simulator.network import Call
 from tests.simulator.origin import BAD, File, Page
 from worker.fill.source import NotHere, Purpose
-from worker.peers.search import (
+from worker.peers.source_selection import (
     Action,
     Answer,
     Answered,
     Ask,
-    Broke,
+    BodyFailed,
     Candidate,
     Close,
     Event,
@@ -23,11 +23,11 @@ from worker.peers.search import (
     GiveUp,
     Refresh,
     Refreshed,
-    Search,
+    RequestMode,
+    SourceSelection,
     Take,
     Tick,
     UseOrigin,
-    Way,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class GetData:
     first: int
     end: int
     epoch: int
-    way: Way
+    way: RequestMode
     replicas: int
     asker: Fetch  # whose question it is, and to whom: for checks only
     candidate: Candidate
@@ -106,13 +106,13 @@ class Fetch:
         self._said_no: dict[str, int] = {}  # asked for which page a peer said so
         self._bodies: dict[Candidate, Data] = {}
         self._origin_failed = self._is_refreshing = False
-        self._search: Search
+        self._search: SourceSelection
 
     def start(self) -> None:
         """Also for what is still to come after a part of it."""
         self._started_s = self._node.process.now_s
         self._candidates = self._find()
-        self._search = Search(
+        self._search = SourceSelection(
             self._node.peers,
             self._file.key,
             self._candidates,
@@ -155,13 +155,13 @@ class Fetch:
         if search is self._search:
             self._wake_later(search)
 
-    def _wake_later(self, search: Search) -> None:
+    def _wake_later(self, search: SourceSelection) -> None:
         if search.wake_at_s < self._waking_s:
             self._waking_s = search.wake_at_s
             delay_s = max(0.0, search.wake_at_s - self._node.process.now_s) + CLOCK_S
             self._node.process.after(delay_s, lambda: self._wake(search))
 
-    def _wake(self, search: Search) -> None:
+    def _wake(self, search: SourceSelection) -> None:
         if search is not self._search or self._first == self._end:
             return
         self._waking_s = float("inf")
@@ -201,7 +201,7 @@ class Fetch:
             file.key, file.ino, self._first, self._end, candidate.epoch, candidate.way, replicas,
             self, candidate,
         )  # fmt: skip
-        assert candidate.way is Way.HAVE or self._purpose is Purpose.READ, (
+        assert candidate.way is RequestMode.HAVE or self._purpose is Purpose.READ, (
             "who brings something for a peer waits for another peer"
         )
 
@@ -235,14 +235,14 @@ class Fetch:
                 doubt = Doubt(self._file.key, self._first)
                 self._node.call(taken.url, doubt, lambda answer: None, limit_s=5.0)
                 self._troubled.add(taken.peer)
-                return self._tell(Broke(wrong=True))
+                return self._tell(BodyFailed(wrong=True))
             self._on_page(self._first, value, True)
             self._first += 1
         if self._first == self._end:
             return self._finish(None)
         if len(data.body) == 0:
             self._troubled.add(taken.peer)
-            return self._tell(Broke())
+            return self._tell(BodyFailed())
         self._waking_s = float("inf")
         self.start()
 

@@ -8,7 +8,7 @@ from cachefs.core import cluster as c
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Done
 from cachefs.core.placement import View
-from master.state.memberrecord import Record, decode_record, encode_record
+from master.state.member_record import Record, decode_record, encode_record
 from master.state.membership import (
     TICK_S,
     Membership,

@@ -11,8 +11,8 @@ from tests.simulator.history import History, run, sort_of
 from tests.simulator.network import Done, Network
 from tests.simulator.origin import BAD
 from tests.simulator.schedule import Process, Schedule
-from worker.migration.sender import Giver
-from worker.peers.search import Search
+from worker.migration.sender import MigrationSender
+from worker.peers.source_selection import SourceSelection
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
@@ -41,21 +41,21 @@ def test_a_wrong_byte_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_block_that_is_not_handed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Giver, "_heirs", lambda *block: [])
+    monkeypatch.setattr(MigrationSender, "_heirs", lambda *block: [])
     failure = first_failure(range(0, 80, 4))
     assert "its owner" in failure or "was read again" in failure
 
 
 def test_a_copy_that_does_not_come_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Giver, "_others", lambda *block: [])
+    monkeypatch.setattr(MigrationSender, "_others", lambda *block: [])
     assert "its owner" in first_failure(range(0, 80, 4))
 
 
 def test_what_asks_the_origin_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask_nobody(self: Search, *args: object) -> list[object]:
+    def ask_nobody(self: SourceSelection, *args: object) -> list[object]:
         return [self._end()]
 
-    monkeypatch.setattr(Search, "_next", ask_nobody)
+    monkeypatch.setattr(SourceSelection, "_next", ask_nobody)
     assert "from the origin, but" in first_failure(range(0, 8, 4))
 
 

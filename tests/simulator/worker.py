@@ -24,11 +24,11 @@ from worker.cache.peer_reads import with_replicas
 from worker.fill.source import NotHere, Purpose
 from worker.membership.member import is_newer
 from worker.migration import events as mv
-from worker.migration.decisions import Migration
-from worker.peers.peer_health import Peers
-from worker.peers.ring import Ring
-from worker.peers.search import Answer, Candidate, Way
+from worker.migration.decisions import MigrationDecisions
+from worker.peers.ownership_map import OwnershipMap
+from worker.peers.peer_health import PeerHealth
 from worker.peers.source import Holders
+from worker.peers.source_selection import Answer, Candidate, RequestMode
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -125,12 +125,12 @@ class WorkerServer:
         self.world = world
         self.process = Process(world.schedule, host.id)
         self.view = View(-1)
-        self.ring = Ring(host.id)
+        self.ring = OwnershipMap(host.id)
         self.heard = dict(world.replicas)  # how many own each content, by policies: for reads
         self.known: dict[bytes, int] = {}  # the same, for what is cached
         self.holders = Holders()
-        self.peers = Peers()
-        self.migration = Migration(host.id, bytes_per_s=world.migration_bytes_per_s)
+        self.peers = PeerHealth()
+        self.migration = MigrationDecisions(host.id, bytes_per_s=world.migration_bytes_per_s)
         self.cache = Cache(
             host.disk, world.origin, host.limits_bytes, self._owns_first, admission=host.admission
         )
@@ -197,7 +197,7 @@ class WorkerServer:
         self.ring.update(view)
         self.world.saw(self, view)
         self.cache.look_at_owners()
-        self.migrate(mv.ViewCame(view))
+        self.migrate(mv.ViewReceived(view))
 
     def refresh_view(self, then: Callable[[], None]) -> None:
         def answered(answer: object) -> None:
@@ -402,7 +402,7 @@ class WorkerServer:
 
     def _serve_data(self, data: GetData, reply: Reply) -> None:
         body = self._here(data)
-        if body or data.way is Way.HAVE:
+        if body or data.way is RequestMode.HAVE:
             answer = Data(Answer.HAS, body) if body else Data(Answer.HAS_NOT)
             self.process.after(self.host.disk.answer_s, lambda: reply(answer))
         elif data.epoch > self.view.epoch:
@@ -424,7 +424,7 @@ class WorkerServer:
         if not is_meant(data, self.host.id):
             return reply(Data(Answer.NOT_OWNER))
         rank = self.ring.rank(data.ino, data.first // mv.BLOCK_PAGES, data.replicas)
-        most = data.replicas - (data.way is not Way.NEXT)
+        most = data.replicas - (data.way is not RequestMode.NEXT)
         if rank != 0 and not (0 < rank <= most and data.epoch == self.view.epoch):
             return reply(Data(Answer.NOT_OWNER))
         file = self.world.origin.by_key[data.key]
@@ -467,7 +467,7 @@ class WorkerServer:
         self.migrate(mv.Tick())
 
     def _offered(self, offer: c.Offer) -> object:
-        answer, *rest = self._decide(mv.OfferCame(offer))
+        answer, *rest = self._decide(mv.OfferReceived(offer))
         for action in rest:
             self._act(action)
         assert isinstance(answer, mv.Answer)
@@ -485,14 +485,14 @@ class WorkerServer:
                 self._have(
                     peer.url,
                     contents,
-                    lambda pages: self.migrate(mv.HaveCame(epoch, peer.id, pages)),
+                    lambda pages: self.migrate(mv.HaveReplied(epoch, peer.id, pages)),
                 )
             case mv.SendOffer(epoch, peer, blocks, counts):
                 offer = c.Offer(self.host.id, self.host.url, epoch, [*blocks], [*counts])
                 self.call(
                     peer.url,
                     offer,
-                    lambda answer: self.migrate(mv.OfferAnswered(epoch, peer.id, failed(answer))),
+                    lambda answer: self.migrate(mv.OfferReplied(epoch, peer.id, failed(answer))),
                 )
             case mv.LookAt(epoch, giver, url, contents):
                 self._have(url, contents, lambda pages: self._looked(epoch, giver, pages))
@@ -524,7 +524,7 @@ class WorkerServer:
     def _looked(self, epoch: int, giver: str, pages: dict[bytes, int] | None) -> None:
         if pages is not None:
             pages = {key: bits & ~self.cache.bits(key) for key, bits in pages.items()}
-        self.migrate(mv.LookedAt(epoch, giver, pages))
+        self.migrate(mv.PagesCompared(epoch, giver, pages))
 
     def _bring(self, bring: mv.Bring) -> None:
         file = self.world.origin.by_key[bring.key]
@@ -538,7 +538,7 @@ class WorkerServer:
                 need_bytes = sum(file.page_bytes(page) for page in pages)
                 full = self.cache.free_bytes < need_bytes
                 error = NoSpace("full") if full else NotFound("the pages did not come")
-            self.migrate(mv.Brought(bring, size_bytes, error))
+            self.migrate(mv.PagesFetched(bring, size_bytes, error))
 
         self.get(file, bring.first, bring.end, Purpose.MIGRATE, got)
 

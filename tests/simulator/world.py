@@ -25,7 +25,7 @@ from tests.simulator.schedule import Schedule
 from tests.simulator.worker import Bytes, WorkerHost, WorkerServer
 from worker.fill.source import Purpose
 from worker.migration.events import BLOCK_PAGES
-from worker.peers.search import Candidate, Way
+from worker.peers.source_selection import Candidate, RequestMode
 
 QUIET_DEADLINE_S = 3.0  # of a read while nothing goes wrong
 ASKING_S = 0.02  # so long before it reads from the origin a worker asks the others
@@ -209,7 +209,7 @@ class World:
         who were asked for another page."""
         for candidate in asked:
             peer = self.hosts.get(candidate.peer)
-            if peer is None or candidate.way is Way.NEXT or candidate.peer in excused:
+            if peer is None or candidate.way is RequestMode.NEXT or candidate.peer in excused:
                 continue
             if not peer.is_up or peer.served is None or peer.served.process.resumes_s > since_s:
                 continue

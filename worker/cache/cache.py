@@ -31,8 +31,8 @@ from worker.cache.tier_set import TierSet
 from worker.cache.tiers_status import combined
 from worker.fill.source import ConnectorFor, OriginSource, Source
 from worker.runtime.clocks import Clocks
-from worker.runtime.machine import available_memory
 from worker.runtime.memory import MemoryBudget, budget
+from worker.runtime.process_limits import available_memory
 from worker.tier.catalog import FreedCounts
 from worker.tier.config import WorkerConfig
 from worker.tier.disk import Shared

@@ -57,7 +57,7 @@ class Load(NamedTuple):
         return self.purpose is Purpose.SERVE
 
 
-class Outlook(enum.Enum):
+class PrefetchResult(enum.Enum):
     """The result of a request to fetch a file ahead."""
 
     BEGUN = enum.auto()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cachefs.core.jobs import Room, TaskFile
-from worker.cache.load_requests import Load, Loaded, Outlook
+from worker.cache.load_requests import Load, Loaded, PrefetchResult
 from worker.tier.admission import NoRoom
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class CacheLoading:
                 return other.loading.load(load)
         load.ended(loaded)
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
         """Begins to fetch a small file that is likely to be opened soon, as a fill would. `ended`
         is called in the loop, and only after BEGUN: with whether all of it is here."""
         tier = self._chooser.of_new(origin)
-        return tier.loading.bring_ahead(origin, ended) if tier is not None else Outlook.HERE
+        return tier.loading.bring_ahead(origin, ended) if tier is not None else PrefetchResult.HERE
 
     def places_ahead(self) -> int:
         """Returns how many more files may be fetched ahead now: other reads find a place then.

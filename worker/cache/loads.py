@@ -17,13 +17,13 @@ from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageRange, range_bytes, split
 from connectors.fetch.request import AT_ONCE
-from worker.cache.load_requests import PIECES, Load, Loaded, Missing, Outlook
+from worker.cache.load_requests import PIECES, Load, Loaded, Missing, PrefetchResult
 from worker.cache.shortage import room
 from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
 from worker.fill.fill import Filler
 from worker.fill.transfer import PIECE_PAGES
-from worker.tier.admission import NoRoom, Space
+from worker.tier.admission import Admission, NoRoom
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts, no_answer
 from worker.tier.entry import Entry
@@ -43,7 +43,7 @@ class TierLoading:
         self,
         parts: Parts,
         catalog: Catalog,
-        space: Space,
+        space: Admission,
         housekeeping: Housekeeping,
         filler: Filler,
     ) -> None:
@@ -74,21 +74,21 @@ class TierLoading:
             return self._look_soon(load)
         self._parts.tasks.start(self._load(load))
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
         """See `CacheLoading`."""
         if self._parts.memory.under_pressure:
-            return Outlook.REFUSED
+            return PrefetchResult.REFUSED
         entry = self._catalog.open_nowait(origin, origin.content.key)
         if entry is None:
-            return Outlook.HERE
+            return PrefetchResult.HERE
         if entry.pages.bits or entry.inflight or entry.failed is not None:
             self._catalog.leave(entry)
-            return Outlook.HERE
+            return PrefetchResult.HERE
         need_bytes = allocation(entry.size)
         has_room = not entry.detached and self._space.reserve_nowait(need_bytes, entry)
         if not has_room and (entry.detached or not self._space.may_fit(need_bytes, entry)):
             self._catalog.leave(entry)
-            return Outlook.REFUSED
+            return PrefetchResult.REFUSED
         self._filler.claim(
             entry,
             0,
@@ -98,7 +98,7 @@ class TierLoading:
             room_bytes=need_bytes if has_room else 0,
             ended=functools.partial(self._came_ahead, ended),
         )
-        return Outlook.BEGUN
+        return PrefetchResult.BEGUN
 
     def places_ahead(self) -> int:
         """See `CacheLoading`."""

@@ -11,8 +11,8 @@ from worker.fill.transfer import DiskFault, make_cache_file
 from worker.tier.ledger import allocation
 
 if TYPE_CHECKING:
-    from worker.cache.reads import Provider
-    from worker.tier.admission import Space
+    from worker.cache.reads import ReadService
+    from worker.tier.admission import Admission
     from worker.tier.catalog import Catalog
     from worker.tier.disk import Parts
     from worker.tier.entry import Entry
@@ -34,8 +34,8 @@ class TierOpens:
         self,
         parts: Parts,
         catalog: Catalog,
-        space: Space,
-        provider: Provider,
+        space: Admission,
+        provider: ReadService,
         housekeeping: Housekeeping,
         watch: TierWatch,
     ) -> None:

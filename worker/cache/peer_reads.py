@@ -18,7 +18,7 @@ import xxhash
 from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import PageRange, page_count, range_bytes, split
-from worker.cache.reads import FETCH_PIECES, Provider
+from worker.cache.reads import FETCH_PIECES, ReadService
 from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.cached_file import bad_pages, open_run
@@ -68,7 +68,7 @@ class TierServing:
         parts: Parts,
         catalog: Catalog,
         segments: Segments,
-        provider: Provider,
+        provider: ReadService,
         filler: Filler,
         housekeeping: Housekeeping,
     ) -> None:

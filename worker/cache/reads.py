@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worker.cache.handles import Handle
     from worker.fill.fill import Filler
     from worker.fill.segments import Segments
-    from worker.tier.admission import Space
+    from worker.tier.admission import Admission
     from worker.tier.catalog import Catalog
     from worker.tier.disk import Parts
     from worker.tier.entry import Entry
@@ -34,11 +34,11 @@ FETCH_PIECES: Final = 4  # of one file at a time in the background
 AHEAD_PIECES: Final = 4
 
 
-class Provider:
+class ReadService:
     """The common part of `open` and `ensure`: fills pages, and waits for them."""
 
     def __init__(
-        self, parts: Parts, catalog: Catalog, space: Space, segments: Segments, filler: Filler
+        self, parts: Parts, catalog: Catalog, space: Admission, segments: Segments, filler: Filler
     ) -> None:
         self._parts = parts
         self._catalog = catalog
@@ -212,8 +212,8 @@ class Provider:
         keep = self._segments.kept()
         if segment.area.copied and handle.takes_bytes:
             ensured_end = min(ensured_end, offset + COPY_BYTES)
-            goes_on = handle.readahead.sequential or offset == segment.start
-            data = self._segments.copy(segment, offset, ensured_end, goes_on=goes_on)
+            may_prefetch = handle.readahead.sequential or offset == segment.start
+            data = self._segments.copy(segment, offset, ensured_end, may_prefetch=may_prefetch)
             return Ensured(offset, ensured_end, keep=keep, data=data), None
         fd = await self._segments.grant(segment)
         return Ensured(offset, ensured_end, base=segment.start, segment=True, keep=keep), fd

@@ -12,7 +12,7 @@ from worker.runtime.memory import PROCESS_BYTES
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts
 from worker.tier.maintenance import count_memory
-from worker.tier.unlinked import Leftovers
+from worker.tier.unlinked import UnlinkedOpenFiles
 
 TOLD: Final = (
     "hits", "misses", "hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight",
@@ -23,7 +23,7 @@ _OF_TIER: Final = ("path", "state", "cause", "is_full", "limit_bytes", "used_byt
 
 
 def status(
-    parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
+    parts: Parts, catalog: Catalog, segments: Segments, leftovers: UnlinkedOpenFiles
 ) -> dict[str, Any]:
     """A tree of numbers and texts; sizes in bytes, counts since the start of the process."""
     counters, ledger, config = parts.counters, parts.ledger, parts.config
@@ -81,7 +81,7 @@ def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
 
 
 def _tier(
-    parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
+    parts: Parts, catalog: Catalog, segments: Segments, leftovers: UnlinkedOpenFiles
 ) -> dict[str, Any]:
     ledger = parts.ledger
     over = f"above its limit by {format_size(ledger.over_limit_bytes)}: it takes no files for now"

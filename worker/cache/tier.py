@@ -28,7 +28,7 @@ from worker.cache.opens import TierOpens
 from worker.cache.peer_reads import TierServing
 from worker.cache.policies import Expirer
 from worker.cache.promises import Promises
-from worker.cache.reads import Provider
+from worker.cache.reads import ReadService
 from worker.cache.sampling import Sampling
 from worker.cache.status import status
 from worker.cache.tier_choice import Held, Room
@@ -37,11 +37,11 @@ from worker.fill.segments import Segments
 from worker.fill.source import Source
 from worker.fill.supply import Supply, make_supply
 from worker.runtime.clocks import Clocks
-from worker.runtime.machine import allow_many_descriptors
-from worker.runtime.threads import Threads, Wake
+from worker.runtime.process_limits import allow_many_descriptors
+from worker.runtime.threads import LoopCallbackQueue, Threads
 from worker.store.holds import Hold
 from worker.store.records import FileRecord
-from worker.tier.admission import Space
+from worker.tier.admission import Admission
 from worker.tier.catalog import Catalog, FreedCounts
 from worker.tier.config import WorkerConfig
 from worker.tier.disk import Parts, Shared, make_parts, take_tier
@@ -51,7 +51,7 @@ from worker.tier.lost_writes import LostWrites
 from worker.tier.maintenance import Housekeeping
 from worker.tier.probe import TierWatch
 from worker.tier.scrub import Scrubber, scrub_rate
-from worker.tier.unlinked import Leftovers
+from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,14 @@ class Tier:
         self.parts = parts
         self._on_change = on_change
         self._supply = supply
-        self._leftovers = Leftovers(parts)
+        self._leftovers = UnlinkedOpenFiles(parts)
         self._catalog = Catalog(parts, self._leftovers)
-        self._space = Space(parts, self._catalog, self._leftovers)
+        self._space = Admission(parts, self._catalog, self._leftovers)
         self._segments = Segments(parts)
         self._filler = Filler(parts, supply, self._catalog, self._space, self._segments)
-        self._provider = Provider(parts, self._catalog, self._space, self._segments, self._filler)
+        self._provider = ReadService(
+            parts, self._catalog, self._space, self._segments, self._filler
+        )
         self._watch = TierWatch(parts, self._filler, self._service_changed)
         self.housekeeping = Housekeeping(
             parts,
@@ -141,7 +143,7 @@ class Tier:
             scrub_bytes_per_s=spec.scrub_bytes_per_s,
         )
         allow_many_descriptors()
-        wake = Wake(asyncio.get_running_loop())
+        wake = LoopCallbackQueue(asyncio.get_running_loop())
         disk = Threads("disk", config.disk_threads, wake)
         directory = await take_tier(disk, spec.path)
         parts = make_parts(
@@ -433,7 +435,7 @@ class Tier:
 
 
 class _Wanted(NamedTuple):
-    """A content that is not here yet (`worker.tier.admission.Wanted`)."""
+    """A content that is not here yet (`worker.tier.admission.SpaceRequest`)."""
 
     key: bytes
     size: int

@@ -4,7 +4,7 @@ A new content is placed in the first tier (the fastest) that is writable and has
 Where none has room, a tier makes some by its admission, the last first; a file larger than that
 tier is placed in another. What a slower tier has and readers open `uses` times within `window_s` is
 copied to a faster one, and then evicted below: *promoted*. What a faster tier evicts for want of
-room and was used there is copied below first (`Space` requests it): *demoted*.
+room and was used there is copied below first (`Admission` requests it): *demoted*.
 """
 
 from __future__ import annotations

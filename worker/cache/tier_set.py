@@ -23,7 +23,7 @@ from worker.cache.tier_source import TierSource
 from worker.cache.tiers_status import Row, counted
 from worker.fill.source import Source
 from worker.runtime.tasks import Tasks
-from worker.runtime.threads import Threads, Wake
+from worker.runtime.threads import LoopCallbackQueue, Threads
 from worker.tier.disk import Parts
 from worker.tier.guarded_reads import DiskReader
 
@@ -50,7 +50,9 @@ class TierSet:
         self._on_ended: list[Callable[[Tier], None]] = []
         self._numbers = itertools.count()
         self._reader = DiskReader()
-        self._looker = Threads("tier-look", len(specs), Wake(asyncio.get_running_loop()))
+        self._looker = Threads(
+            "tier-look", len(specs), LoopCallbackQueue(asyncio.get_running_loop())
+        )
         self._one_look = asyncio.Lock()
         self._looks: dict[int, asyncio.Future[_Look]] = {}
         self._retired: list[Tier] = []

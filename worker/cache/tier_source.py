@@ -19,7 +19,7 @@ import xxhash
 
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import page_span, range_bytes
-from connectors.fetch.request import Ask
+from connectors.fetch.request import WholeFileRequest
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
@@ -50,7 +50,7 @@ class TierSource:
         disks."""
         return self.then.waits_for_peers(origin, offset)
 
-    def ask(self, origin: Origin) -> Ask | None:
+    def ask(self, origin: Origin) -> WholeFileRequest | None:
         """See `Source`."""
         may_be_here = any(self._may_have(parts, origin.content.key) for parts in self._others())
         return None if may_be_here else self.then.ask(origin)

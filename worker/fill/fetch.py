@@ -130,7 +130,7 @@ class Part(Piece):
             self.done.exception()  # the reader may be cancelled now: that is no mistake
 
 
-class Begun(NamedTuple):
+class FailedAttempt(NamedTuple):
     """A piece's first transfer, which failed."""
 
     transfer: Transfer

@@ -19,7 +19,7 @@ from typing import Final
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
 from cachefs.core.pages import range_bytes
-from worker.fill.fetch import Begun, Piece, described, path_of
+from worker.fill.fetch import FailedAttempt, Piece, described, path_of
 from worker.fill.retry import pause_s
 from worker.fill.segment import Segment, make_file
 from worker.fill.segments import Segments
@@ -30,7 +30,7 @@ from worker.fill.supply import Supply
 from worker.fill.transfer import DiskFault, Transfer, make_cache_file, of_source
 from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
-from worker.tier.admission import Space
+from worker.tier.admission import Admission
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts
 from worker.tier.entry import Entry
@@ -46,7 +46,7 @@ class Filler:
     """`claim` starts a piece; `background_room`: may one start that nobody waits for?"""
 
     def __init__(
-        self, parts: Parts, supply: Supply, catalog: Catalog, space: Space, segments: Segments
+        self, parts: Parts, supply: Supply, catalog: Catalog, space: Admission, segments: Segments
     ) -> None:
         self._parts = parts
         self._supply = supply
@@ -147,12 +147,12 @@ class Filler:
         if self._aborted:
             self._end(piece, Interrupted("the worker is closing"))
         elif error is not None:
-            self._parts.tasks.start(self._bring(piece, Begun(transfer, error)))
+            self._parts.tasks.start(self._bring(piece, FailedAttempt(transfer, error)))
         else:
             self._finish_cached(piece)
             self._end(piece, None)
 
-    async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
+    async def _bring(self, piece: Piece, begun: FailedAttempt | None = None) -> None:
         if self._aborted:
             return self._end(piece, Interrupted("the worker is closing"))
         entry = piece.entry
@@ -248,7 +248,7 @@ class Filler:
         """The writes to the disk that are under way, each by a name that no other has."""
         return self._stalls.disk_writes()
 
-    async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
+    async def _into_cache_or_segments(self, piece: Piece, begun: FailedAttempt | None) -> None:
         entry, first = piece.entry, piece.first
         if begun is None:
             self._stalls.check(entry.origin)
@@ -282,7 +282,7 @@ class Filler:
 
     # ---- into the cache ----
 
-    async def _into_cache(self, piece: Piece, begun: Begun | None) -> None:
+    async def _into_cache(self, piece: Piece, begun: FailedAttempt | None) -> None:
         try:
             await self._transfer_all(
                 piece,
@@ -444,7 +444,7 @@ class Filler:
         end: int,
         new_transfer: Callable[[int], Transfer],
         run: Callable[[Transfer], object],
-        begun: Begun | None = None,
+        begun: FailedAttempt | None = None,
     ) -> None:
         """Transfers until the range is whole. Raises the error that ended it."""
         deadline_s = self._parts.config.origin_deadline_s

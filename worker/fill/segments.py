@@ -115,12 +115,12 @@ class Segments:
         segment.granted = segment.lent = True
         return await self._parts.reopen(segment.fd, in_memory=segment.in_memory)
 
-    def copy(self, segment: Segment, offset: int, end: int, *, goes_on: bool) -> bytes:
+    def copy(self, segment: Segment, offset: int, end: int, *, may_prefetch: bool) -> bytes:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
-        `goes_on`: the reader will come for what follows. Raises OSError."""
+        `may_prefetch`: the reader will come for what follows. Raises OSError."""
         segment.granted = True
         segment.used_at_s = self._parts.clocks.monotonic()
-        if goes_on and end < segment.ready_end * PAGE_BYTES:
+        if may_prefetch and end < segment.ready_end * PAGE_BYTES:
             segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
         return os.pread(segment.fd, end - offset, offset - segment.start)
 

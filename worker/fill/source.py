@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from cachefs.core.errors import BadBody, CacheFSError
 from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind, NamespaceId, Origin
 from connectors.base import Body, Connector
-from connectors.fetch.request import Ask
+from connectors.fetch.request import WholeFileRequest
 
 MOST_FOUND: Final = 1000  # connectors that are remembered
 WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come from the origin in one buffer
@@ -54,7 +54,7 @@ class SourceBody(Protocol):
 class Source(Protocol):
     """Bytes of files. Thread-safe."""
 
-    def ask(self, origin: Origin) -> Ask | None:
+    def ask(self, origin: Origin) -> WholeFileRequest | None:
         """Returns the request for all of a small file, where nobody but the origin has it (see
         `Connector.ask`); None: `read` is the way to it. Asked in the loop, answered at once."""
 
@@ -118,7 +118,7 @@ class OriginSource:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
-    def ask(self, origin: Origin) -> Ask | None:
+    def ask(self, origin: Origin) -> WholeFileRequest | None:
         found = self._found.get((origin.content.namespace, origin.ufs))
         return found.ask(origin.path, _version(origin)) if found is not None else None
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
-from connectors.until import LEAST_BYTES_PER_S
+from connectors.deadline import LEAST_BYTES_PER_S
 from worker.fill.fetch import Piece, path_of
 from worker.runtime.memory import buffer_bytes
 from worker.stats.by_path import url_of

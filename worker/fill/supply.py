@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from worker.fill.fetch import Piece
 from worker.fill.small.reads import SmallReads
 from worker.fill.source import Purpose, Source
-from worker.runtime.threads import Behind, Threads, Wake
+from worker.runtime.threads import BackgroundCalls, LoopCallbackQueue, Threads
 from worker.tier.config import WorkerConfig
 
 
@@ -25,7 +25,7 @@ class Supply:
     askers: Threads
     loaders: Threads
 
-    def threads(self, piece: Piece) -> Threads | Behind:
+    def threads(self, piece: Piece) -> Threads | BackgroundCalls:
         """Returns those that bring a piece."""
         if piece.purpose is Purpose.READ:
             return self.askers
@@ -51,7 +51,9 @@ class Supply:
         return ended
 
 
-def make_supply(config: WorkerConfig, source: Source, wake: Wake, *, in_memory: bool) -> Supply:
+def make_supply(
+    config: WorkerConfig, source: Source, wake: LoopCallbackQueue, *, in_memory: bool
+) -> Supply:
     """Returns the supply of a worker that begins. `in_memory`: the tier's writes wait for no
     disk."""
     fetchers = Threads("fetch", config.fetch_threads, wake)

@@ -18,7 +18,7 @@ import xxhash
 from cachefs.core.errors import BadBody, CacheFSError, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import ByteRange
-from connectors.until import NEVER_S, bounded
+from connectors.deadline import NEVER_S, bounded
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
 

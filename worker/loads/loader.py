@@ -19,13 +19,13 @@ from worker.loads.schedule import (
     Action,
     Answered,
     Ask,
-    Bring,
     Check,
     Checked,
     Event,
-    FileCame,
     FileEnded,
-    Loading,
+    FileFetched,
+    LoadFile,
+    LoadSchedule,
     Tick,
     Unanswered,
     is_large,
@@ -58,7 +58,7 @@ class Loader:
         self._cache = cache
         self._ask = ask
         self._clock = (clocks or Clocks()).monotonic
-        self._state = Loading(worker)
+        self._state = LoadSchedule(worker)
         self._loop = asyncio.get_running_loop()
         self._events: list[Event] = []
         self._is_closed = False
@@ -121,7 +121,7 @@ class Loader:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Bring():
+            case LoadFile():
                 self._bring(action)
             case Ask(work):
                 self._tasks.start(self._poll(work))
@@ -141,11 +141,11 @@ class Loader:
 
     # ---- loads ----
 
-    def _bring(self, bring: Bring) -> None:
+    def _bring(self, bring: LoadFile) -> None:
         task, place = bring.task, bring.place
 
         def on_fetched() -> None:
-            self._post(FileCame(bring.id, place))
+            self._post(FileFetched(bring.id, place))
 
         def on_ended(loaded: Loaded) -> None:
             self._ended(bring, loaded)
@@ -167,7 +167,7 @@ class Loader:
             await asyncio.sleep(min(wait_s, GATE_S))
         raise Interrupted("the load job no longer runs")
 
-    def _ended(self, bring: Bring, loaded: Loaded) -> None:
+    def _ended(self, bring: LoadFile, loaded: Loaded) -> None:
         self.counters["files"] += loaded.error is None
         self.counters["failed_files"] += loaded.error is not None
         self.counters["fetched_bytes"] += loaded.fetched_bytes
@@ -177,7 +177,7 @@ class Loader:
             failure = _failure(bring.place, loaded.error)
             self._post(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure))
 
-    async def _no_room(self, bring: Bring, loaded: Loaded) -> None:
+    async def _no_room(self, bring: LoadFile, loaded: Loaded) -> None:
         room = await self._cache_use()
         failure = _failure(bring.place, loaded.error)
         self._post(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure, room))

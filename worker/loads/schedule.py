@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
+from cachefs.core.jobs import FileFailure, Room, Task, TaskFile, TaskKind, TaskResult
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES
 from worker.cache.load_requests import PIECES
@@ -46,8 +46,8 @@ class Unanswered(NamedTuple):
     """The poll failed."""
 
 
-class FileCame(NamedTuple):
-    """The load of a `Bring` needs no more requests, so others may start. It has not ended yet.
+class FileFetched(NamedTuple):
+    """The load of a `LoadFile` needs no more requests, so others may start. It has not ended yet.
     `FileEnded` may occur without this event."""
 
     id: int
@@ -55,7 +55,7 @@ class FileCame(NamedTuple):
 
 
 class FileEnded(NamedTuple):
-    """The load of a `Bring` has ended, with `failure` if it failed. `fetched_bytes`: from the
+    """The load of a `LoadFile` has ended, with `failure` if it failed. `fetched_bytes`: from the
     origin. `room`: the cache use, if there was no space."""
 
     id: int
@@ -76,7 +76,7 @@ class Tick(NamedTuple):
     """`wake_at_s` has passed. An early one is harmless."""
 
 
-Event = Answered | Unanswered | FileCame | FileEnded | Checked | Tick
+Event = Answered | Unanswered | FileFetched | FileEnded | Checked | Tick
 
 
 # ---- actions -------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Ask(NamedTuple):
     work: Work
 
 
-class Bring(NamedTuple):
+class LoadFile(NamedTuple):
     """Load one file of a task; `FileEnded` follows. `id`: this worker's id of the task."""
 
     id: int
@@ -110,7 +110,7 @@ class Drop(NamedTuple):
     id: int
 
 
-Action = Ask | Bring | Check | Drop
+Action = Ask | LoadFile | Check | Drop
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +135,7 @@ class _Doing:
         return self.next == len(self.task.files)
 
 
-class Loading:
+class LoadSchedule:
     """The assigned tasks. `wake_at_s`: the time of the next `Tick`, in the caller's clock."""
 
     def __init__(self, worker: str, *, requests: int = REQUESTS) -> None:
@@ -151,8 +151,8 @@ class Loading:
         self._buckets: dict[int, TokenBucket] = {}
         self._in_flight = 0  # requests
         self._bytes = self._files = 0  # of assigned tasks
-        self._outcomes: list[Outcome] = []
-        self._sent: list[Outcome] | None = None  # with the poll in flight
+        self._outcomes: list[TaskResult] = []
+        self._sent: list[TaskResult] | None = None  # with the poll in flight
         self._asked_at_s = float("-inf")
         self._fed = True  # the last reply had tasks
         self._retry_at_s = float("-inf")
@@ -207,7 +207,7 @@ class Loading:
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
-            case FileCame(id, place):
+            case FileFetched(id, place):
                 self._release_requests(self._doing[id], place)
             case FileEnded():
                 self._file_ended(event, now)
@@ -324,7 +324,7 @@ class Loading:
         elif not doing.open and doing.is_begun:
             failures = sorted(doing.failures, key=lambda one: one.place)
             self._outcomes.append(
-                Outcome(doing.task.number, doing.fetched_bytes, failures, doing.room)
+                TaskResult(doing.task.number, doing.fetched_bytes, failures, doing.room)
             )
             self._uncount(doing)
             del self._doing[doing.id]
@@ -362,7 +362,7 @@ class Loading:
                 found = first
         return found
 
-    def _begin_file(self, doing: _Doing, now: float) -> Bring:
+    def _begin_file(self, doing: _Doing, now: float) -> LoadFile:
         place = doing.next
         file = doing.task.files[place]
         doing.next += 1
@@ -371,7 +371,7 @@ class Loading:
         self._in_flight += _cost(file)
         if doing.task.job in self._buckets and not is_large(file):
             self.charge(doing.id, place, size_of(file), now)
-        return Bring(doing.id, doing.task, place, file)
+        return LoadFile(doing.id, doing.task, place, file)
 
     # ---- polls ----
 

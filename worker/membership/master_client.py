@@ -29,9 +29,9 @@ from cachefs.core import cluster as c
 from cachefs.core.addresses import ALIVE_PATH, master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
-from cachefs.doors.causes import cause_of
-from cachefs.doors.connector import JudgingConnector
-from cachefs.doors.outgoing import Judge, any_process
+from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
+from cachefs.network.connector import CheckedConnector
+from cachefs.network.error_causes import cause_of
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class MasterClient:
         *,
         token: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        presents_to: Judge = any_process,
+        presents_to: ListenerCheck = accept_any_listener,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -283,7 +283,7 @@ class MasterClient:
             raise self._unreachable("this node is ending")
         session = self._sessions.get(connections)
         if session is None:
-            connector = JudgingConnector(
+            connector = CheckedConnector(
                 self._presents_to, _KEEPALIVE, limit=CONNECTIONS[connections], ssl=self._ssl
             )
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)

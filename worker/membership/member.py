@@ -108,7 +108,7 @@ class Membership:
                 left = c.Leave(self.me.worker)
                 await self._master.ask(left, Done, answer_s=LEAVE_S, reach_s=0)
 
-    def beat_soon(self) -> None:
+    def send_heartbeat_soon(self) -> None:
         """Sends the next heartbeat now, since it has news for the master (a settled epoch)."""
         self._soon.set()
 

@@ -15,32 +15,32 @@ from typing import Final
 
 from worker.migration.events import (
     Action,
-    Brought,
     Event,
     Filled,
-    HaveCame,
-    LookedAt,
-    OfferAnswered,
-    OfferCame,
+    HaveReplied,
+    OfferReceived,
+    OfferReplied,
     Outdated,
     OwnersChanged,
+    PagesCompared,
+    PagesFetched,
     Scanned,
     Tick,
-    ViewCame,
+    ViewReceived,
 )
-from worker.migration.receiver import Taker
-from worker.migration.sender import Giver
+from worker.migration.receiver import MigrationReceiver
+from worker.migration.sender import MigrationSender
 from worker.runtime.rate import TokenBucket
 
 DEFAULT_BYTES_PER_S: Final = 200 << 20
 
 
-class Migration:
+class MigrationDecisions:
     """The migration of one worker. `bytes_per_s` bounds its received and its offered bytes each."""
 
     def __init__(self, worker: str, *, bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
-        self.giver = Giver(worker, TokenBucket(bytes_per_s))
-        self.taker = Taker(worker, TokenBucket(bytes_per_s))
+        self.giver = MigrationSender(worker, TokenBucket(bytes_per_s))
+        self.taker = MigrationReceiver(worker, TokenBucket(bytes_per_s))
         self.epoch = -1
         self.settled = 0
 
@@ -53,7 +53,7 @@ class Migration:
 
     def _handle(self, event: Event, now_s: float) -> list[Action]:
         match event:
-            case ViewCame(view):
+            case ViewReceived(view):
                 if view.epoch < self.epoch:
                     self.settled = 0
                 self.epoch = view.epoch
@@ -66,17 +66,17 @@ class Migration:
                 return self.giver.on_filled(event, now_s)
             case OwnersChanged():
                 return self.giver.on_owners_changed(now_s)
-            case HaveCame():
+            case HaveReplied():
                 return self.giver.on_have(event, now_s)
-            case OfferAnswered():
+            case OfferReplied():
                 return self.giver.on_offer_answered(event, now_s)
             case Outdated():
                 return self.giver.on_outdated(event)
-            case OfferCame(offer):
+            case OfferReceived(offer):
                 return self.taker.on_offer(offer, now_s)
-            case LookedAt():
+            case PagesCompared():
                 return self.taker.on_looked(event, now_s)
-            case Brought():
+            case PagesFetched():
                 return self.taker.on_brought(event, now_s)
 
     @property

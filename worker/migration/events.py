@@ -1,4 +1,5 @@
-"""The events and actions of migration's decisions (`Giver` and `Taker`). Pure values.
+"""The events and actions of migration's decisions (`MigrationSender` and `MigrationReceiver`). Pure
+values.
 
 `peer` is a member of the view; `contents` are `ContentId.key`s; a page bitmap has bit i for page i
 of the content.
@@ -35,7 +36,7 @@ def pages_of(bits: int, block: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewCame:
+class ViewReceived:
     """A view arrived from the master; it may be the same as before."""
 
     view: View
@@ -70,7 +71,7 @@ class OwnersChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class HaveCame:
+class HaveReplied:
     """The result of `AskHave`; `pages` is None if the peer did not reply."""
 
     epoch: int
@@ -79,7 +80,7 @@ class HaveCame:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferAnswered:
+class OfferReplied:
     """The result of `SendOffer`; `failure` is None if the peer accepted the offer."""
 
     epoch: int
@@ -97,14 +98,14 @@ class Outdated:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferCame:
+class OfferReceived:
     """An offer from another worker, of blocks that this one owns. The first action is `Answer`."""
 
     offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
-class LookedAt:
+class PagesCompared:
     """The result of `LookAt`; `pages` is None if the sender did not reply."""
 
     epoch: int
@@ -113,7 +114,7 @@ class LookedAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class PagesFetched:
     """The end of an action `Bring`, which fetched `size_bytes` from peers."""
 
     bring: Bring
@@ -155,7 +156,7 @@ class SendOffer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reply to an `OfferCame`; None: accepted."""
+    """The reply to an `OfferReceived`; None: accepted."""
 
     failure: CacheFSError | None
 
@@ -188,8 +189,8 @@ class Bring:
 
 
 Event = (
-    ViewCame | Tick | Scanned | Filled | OwnersChanged
-    | HaveCame | OfferAnswered | Outdated
-    | OfferCame | LookedAt | Brought
+    ViewReceived | Tick | Scanned | Filled | OwnersChanged
+    | HaveReplied | OfferReplied | Outdated
+    | OfferReceived | PagesCompared | PagesFetched
 )  # fmt: skip
 Action = Scan | AskHave | SendOffer | Answer | RefreshView | LookAt | Bring

@@ -27,28 +27,28 @@ from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.pages import range_bytes
 from cachefs.core.placement import View
 from worker.migration.decisions import DEFAULT_BYTES_PER_S
-from worker.migration.decisions import Migration as Decisions
+from worker.migration.decisions import MigrationDecisions as Decisions
 from worker.migration.events import (
     Action,
     Answer,
     AskHave,
     Bring,
-    Brought,
     Event,
     Filled,
-    HaveCame,
+    HaveReplied,
     LookAt,
-    LookedAt,
-    OfferAnswered,
-    OfferCame,
+    OfferReceived,
+    OfferReplied,
     Outdated,
     OwnersChanged,
+    PagesCompared,
+    PagesFetched,
     RefreshView,
     Scan,
     Scanned,
     SendOffer,
     Tick,
-    ViewCame,
+    ViewReceived,
 )
 from worker.runtime.tasks import Tasks
 from worker.store.holdings import Holding
@@ -127,12 +127,12 @@ class Migration:
 
     def on_view(self, view: View) -> None:
         """Handles a view of the members, new or unchanged."""
-        self._handle(ViewCame(view))
+        self._handle(ViewReceived(view))
 
     def offered(self, offer: Offer) -> Done:
         """Accepts a peer's `Offer`. Raises Stale if its epoch is earlier than this worker's,
         NoSpace, and Unavailable if the peer may retry later."""
-        answer, *rest = self._decide(OfferCame(offer))
+        answer, *rest = self._decide(OfferReceived(offer))
         for action in rest:
             self._act(action)
         if isinstance(answer, Answer) and answer.failure is not None:
@@ -250,7 +250,7 @@ class Migration:
             pages = await self._pages_of(ask.peer.url, ask.contents)
         except CacheFSError as err:
             log.debug("worker %s: %s", ask.peer.id[:8], err.one_line())
-        self._handle(HaveCame(ask.epoch, ask.peer.id, pages))
+        self._handle(HaveReplied(ask.epoch, ask.peer.id, pages))
 
     async def _pages_of(self, url: str, contents: tuple[bytes, ...]) -> dict[bytes, int]:
         """Returns the page bitmaps that a peer has. Raises the peer's or the network's failure."""
@@ -272,7 +272,7 @@ class Migration:
                 await self._call(send.peer.url, offer)
         except CacheFSError as err:
             failure = err
-        self._handle(OfferAnswered(send.epoch, send.peer.id, failure))
+        self._handle(OfferReplied(send.epoch, send.peer.id, failure))
 
     async def _outdated(self, keys: Sequence[bytes]) -> frozenset[bytes]:
         """Returns the contents that, according to the master, no file has any more."""
@@ -313,7 +313,7 @@ class Migration:
             }
         except CacheFSError as err:
             log.debug("worker %s: %s", look.giver[:8], err.one_line())
-        self._handle(LookedAt(look.epoch, look.giver, pages))
+        self._handle(PagesCompared(look.epoch, look.giver, pages))
 
     async def _bring(self, bring: Bring) -> None:
         size_bytes, failure = 0, None
@@ -321,7 +321,7 @@ class Migration:
             size_bytes = await self._within(BRING_S, self._brought_bytes(bring))
         except CacheFSError as err:
             failure = err
-        self._handle(Brought(bring, size_bytes, failure))
+        self._handle(PagesFetched(bring, size_bytes, failure))
 
     async def _brought_bytes(self, bring: Bring) -> int:
         content = ContentId.of_key(bring.key)

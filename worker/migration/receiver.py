@@ -25,9 +25,9 @@ from worker.migration.events import (
     Answer,
     Block,
     Bring,
-    Brought,
     LookAt,
-    LookedAt,
+    PagesCompared,
+    PagesFetched,
     RefreshView,
     ino_of,
     pages_of,
@@ -56,7 +56,7 @@ class _Sender:
         return not (self.queue or self.looking or self.pieces)
 
 
-class Taker:
+class MigrationReceiver:
     """The queues of all senders, and the pieces in flight; see the module."""
 
     def __init__(self, worker: str, bucket: TokenBucket) -> None:
@@ -104,7 +104,7 @@ class Taker:
                 sender.queue[block] = None
         return [Answer(None), *self.advance(now_s)]
 
-    def on_looked(self, event: LookedAt, now_s: float) -> list[Action]:
+    def on_looked(self, event: PagesCompared, now_s: float) -> list[Action]:
         sender = self._senders.get(event.giver)
         if sender is None or not sender.looking or event.epoch != self._epoch:
             return []
@@ -118,7 +118,7 @@ class Taker:
                 sender.pieces.extend(_pieces(key, block, bits, event.giver, sender.url))
         return self.advance(now_s)
 
-    def on_brought(self, event: Brought, now_s: float) -> list[Action]:
+    def on_brought(self, event: PagesFetched, now_s: float) -> list[Action]:
         if event.bring not in self._bringing:
             return []
         self._bringing.discard(event.bring)

@@ -28,8 +28,8 @@ from worker.migration.events import (
     AskHave,
     Block,
     Filled,
-    HaveCame,
-    OfferAnswered,
+    HaveReplied,
+    OfferReplied,
     Outdated,
     Scan,
     Scanned,
@@ -104,7 +104,7 @@ class _Receiver:
         return moves
 
 
-class Giver:
+class MigrationSender:
     """The scan and the moves; see the module. `settled`: the last epoch whose moves have ended."""
 
     def __init__(self, worker: str, bucket: TokenBucket) -> None:
@@ -198,7 +198,7 @@ class Giver:
         self._may_lack = True
         return self.advance(now_s)
 
-    def on_have(self, event: HaveCame, now_s: float) -> list[Action]:
+    def on_have(self, event: HaveReplied, now_s: float) -> list[Action]:
         receiver = self._answered(event.epoch, event.peer)
         if receiver is None:
             return []
@@ -211,7 +211,7 @@ class Giver:
                 self._compare(receiver, block, event.pages.get(block[0], 0), now_s)
         return self._call(receiver, now_s) + self._scan(now_s)
 
-    def on_offer_answered(self, event: OfferAnswered, now_s: float) -> list[Action]:
+    def on_offer_answered(self, event: OfferReplied, now_s: float) -> list[Action]:
         receiver = self._answered(event.epoch, event.peer)
         if receiver is None:
             return []

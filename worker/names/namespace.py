@@ -43,15 +43,15 @@ from cachefs.core.model import (
     UfsSpec,
 )
 from cachefs.core.policies import PERMISSION_WINDOW_S, Policy, Rule
-from cachefs.core.services import MetadataService, Permission, PolicyService, asker_reach_s
+from cachefs.core.services import MetadataService, Permission, PolicyService, master_wait_s
 from worker.membership.master_client import REACH_S, MasterClient, MasterUnreachable
 from worker.names import walk
 from worker.names.events import EventLog
-from worker.names.gather import Gather
 from worker.names.jobs import MasterJobs
 from worker.names.node_cache import Asked, NodeCache
 from worker.names.permissions import Permissions
-from worker.names.resolved import Resolved
+from worker.names.request_batcher import RequestBatcher
+from worker.names.resolved_paths import ResolvedPaths
 from worker.names.stream import Stream
 
 DEGRADED_VALID_S: Final = 5.0  # the validity of stale replies; a master uses the same value
@@ -86,13 +86,13 @@ class RemoteNamespace(MasterJobs):
         self._clock = clock
         self._reach_s = reach_s
         self._cache = cache or NodeCache(greeted.namespace)
-        self._resolved = Resolved()
+        self._resolved = ResolvedPaths()
         self._permissions = Permissions()
         self._log = EventLog()
         self._stream = Stream(master, greeted, self._take, self._gap)
         self._specs: dict[str, UfsSpec] = {}
-        self._lookups: dict[str | int, Gather[tuple[int, bytes], Found]] = {}
-        self._locates: Gather[int, Origin] = Gather(
+        self._lookups: dict[str | int, RequestBatcher[tuple[int, bytes], Found]] = {}
+        self._locates: RequestBatcher[int, Origin] = RequestBatcher(
             self._ask_places, most_items=c.BATCH_LIMIT, most_calls=MOST_LOCATE_CALLS
         )
         self._following: asyncio.Task[None] | None = None
@@ -381,15 +381,15 @@ class RemoteNamespace(MasterJobs):
 
     def _patience(self) -> float:
         """Returns how long the current task waits for an unreachable master, in seconds."""
-        return min(self._reach_s, asker_reach_s.get())
+        return min(self._reach_s, master_wait_s.get())
 
-    def _gather(self, parent: int) -> Gather[tuple[int, bytes], Found]:
+    def _gather(self, parent: int) -> RequestBatcher[tuple[int, bytes], Found]:
         """Returns the batcher of a directory. Lookups share a batch only if they may wait for the
         same origin: a slow origin does not delay the others."""
         key = self._cache.neighbourhood(parent)
         gather = self._lookups.get(key)
         if gather is None:
-            gather = self._lookups[key] = Gather(
+            gather = self._lookups[key] = RequestBatcher(
                 self._ask_names,
                 most_items=MOST_NAMES_AT_ONCE,
                 most_calls=MOST_LOOKUP_CALLS,

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cachefs.core.generations import Generations
+from cachefs.core.invalidation_log import InvalidationLog
 from cachefs.core.messages import Found, Listing
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin
-from cachefs.core.noted import Noted
 from cachefs.core.policies import NO_RULE, Rule
+from cachefs.core.two_generation_map import TwoGenerationMap
 from worker.names.pages import DEFAULT_BYTES, Pages
 
 DEFAULT_NAMES: Final = 200_000  # about 70 MB; at least half of them are kept
@@ -68,13 +68,13 @@ class NodeCache:
         self, namespace: NamespaceId, limit: int = DEFAULT_NAMES, page_bytes: int = DEFAULT_BYTES
     ) -> None:
         self._namespace = namespace
-        self._names: Generations[bytes, Record] = Generations(limit)
-        self._keys: Generations[int, bytes] = Generations(limit)  # ino -> key of its name
-        self._directories: Generations[int, Directory] = Generations(MAX_DIRECTORIES)
-        self._nameless: Generations[int, Record] = Generations(MAX_NAMELESS)
-        self._origins: Generations[int, Origin] = Generations(MAX_NAMELESS)
+        self._names: TwoGenerationMap[bytes, Record] = TwoGenerationMap(limit)
+        self._keys: TwoGenerationMap[int, bytes] = TwoGenerationMap(limit)  # ino -> key of its name
+        self._directories: TwoGenerationMap[int, Directory] = TwoGenerationMap(MAX_DIRECTORIES)
+        self._nameless: TwoGenerationMap[int, Record] = TwoGenerationMap(MAX_NAMELESS)
+        self._origins: TwoGenerationMap[int, Origin] = TwoGenerationMap(MAX_NAMELESS)
         self._pages = Pages(page_bytes)
-        self._noted = Noted()
+        self._noted = InvalidationLog()
 
     def asked(self, now: float) -> Asked:
         """Returns the token of a request that is about to be sent; its reply is put with it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cachefs.core.generations import Generations
 from cachefs.core.model import ContentId
 from cachefs.core.services import Permission
+from cachefs.core.two_generation_map import TwoGenerationMap
 
 KEPT: Final = 4096
 
@@ -16,7 +16,7 @@ class Permissions:
     """The permissions granted. Refusals are not kept: the next request may be granted."""
 
     def __init__(self) -> None:
-        self._until: Generations[bytes, float] = Generations(KEPT)
+        self._until: TwoGenerationMap[bytes, float] = TwoGenerationMap(KEPT)
 
     def unknown(self, contents: Sequence[ContentId], now: float, spare_s: float) -> list[ContentId]:
         """Returns the contents whose permission is missing or ends within `spare_s`."""

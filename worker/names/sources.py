@@ -16,13 +16,13 @@ import msgspec
 from cachefs.core import messages as m
 from cachefs.core.addresses import SCHEME, address_of, parse_cluster
 from cachefs.core.errors import CacheFSError, InUse, NotADirectory, NotFound, Unreachable
-from cachefs.core.generations import Generations
 from cachefs.core.model import Kind, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
+from cachefs.core.two_generation_map import TwoGenerationMap
 from connectors.base import Connector
 from connectors.meter import Meter
 from worker.membership.master_client import MasterClient, MasterUnreachable
-from worker.names.late_connector import LateConnector
+from worker.names.lazy_connector import LazyConnector
 from worker.names.namespace import RemoteNamespace
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class ClusterSources:
         self._namespaces: dict[NamespaceId, RemoteNamespace] = {}
         self._current: RemoteNamespace | None = None
         self._greeting: asyncio.Task[RemoteNamespace] | None = None
-        self._connectors: dict[tuple[NamespaceId, str], LateConnector] = {}
+        self._connectors: dict[tuple[NamespaceId, str], LazyConnector] = {}
         self._made: dict[tuple[NamespaceId, str], tuple[UfsSpec, Connector]] = {}
         self._retired: list[Connector] = []  # reads in flight may use them
         self._meters: dict[str, Meter] = {}
-        self._attached: Generations[bytes, m.Attached] = Generations(MAX_ATTACHED)
+        self._attached: TwoGenerationMap[bytes, m.Attached] = TwoGenerationMap(MAX_ATTACHED)
 
     async def open(self) -> RemoteNamespace:
         """Returns the master's namespace; the first call greets the master. Concurrent calls share
@@ -77,7 +77,7 @@ class ClusterSources:
         self._current = known
         return known
 
-    async def changed_namespace(self, namespace: NamespaceId) -> None:
+    async def on_namespace_changed(self, namespace: NamespaceId) -> None:
         """Called after a registration: switches new mounts to the master's current namespace.
         Existing mounts keep theirs, for which the master may reply with a failure."""
         if self._current is None or self._current.namespace == namespace:
@@ -158,7 +158,7 @@ class ClusterSources:
             if len(self._connectors) >= MAX_CONNECTORS:
                 raise Unreachable("too many sources are read by this node")
             find = functools.partial(self._find, self._opened(namespace), ufs)
-            known = self._connectors[namespace, ufs] = LateConnector(find)
+            known = self._connectors[namespace, ufs] = LazyConnector(find)
         return known
 
     def _find(self, namespace: RemoteNamespace, ufs: str) -> Connector:

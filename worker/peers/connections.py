@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from cachefs.doors.outgoing import Judge, any_process, connect
+from cachefs.network.checked_connect import ListenerCheck, accept_any_listener, connect
 
 CONNECT_S: Final = 1.0
 KEPT_PER_PEER: Final = 32
@@ -165,7 +165,7 @@ class Connections:
         timeout_s: float,
         ssl_context: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
-        presents_to: Judge = any_process,
+        presents_to: ListenerCheck = accept_any_listener,
     ) -> None:
         self._presents_to = presents_to
         self._timeout_s = timeout_s

@@ -1,5 +1,5 @@
-"""The I/O of one `Search`: sends its requests, waits for replies, returns the reply to read.
-Blocking; used by one thread, except for `abort`.
+"""The I/O of one `SourceSelection`: sends its requests, waits for replies, returns the reply to
+read. Blocking; used by one thread, except for `abort`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from cachefs.core.pages import PageRange
 from cachefs.core.placement import BLOCK_BYTES, Member
 from worker.fill.source import NotHere, Purpose
 from worker.peers.connections import Connections
-from worker.peers.exchange import Exchange, Wanted
-from worker.peers.peer_health import Peers
-from worker.peers.ring import Ring
-from worker.peers.search import (
+from worker.peers.ownership_map import OwnershipMap
+from worker.peers.page_request import PageRequest, WantedPages
+from worker.peers.peer_health import PeerHealth
+from worker.peers.source_selection import (
     TIMES,
     Action,
     Answered,
     Ask,
-    Broke,
+    BodyFailed,
     Candidate,
     Close,
     Event,
@@ -34,7 +34,7 @@ from worker.peers.search import (
     GiveUp,
     Refresh,
     Refreshed,
-    Search,
+    SourceSelection,
     Take,
     Tick,
     Times,
@@ -63,14 +63,14 @@ class Shared:
     """The state that all reads of one node share. `refresh` fetches the newest view in bounded time
     and raises the typed errors. `holders(key, block)` returns other workers that have a block."""
 
-    ring: Ring
+    ring: OwnershipMap
     connections: Connections
     headers: Mapping[str, str]
     refresh: Callable[[], object]
     holders: Callable[[bytes, int], list[Member]]
     times: Times = TIMES
     clock: Callable[[], float] = time.monotonic
-    peers: Peers = field(default_factory=Peers)
+    peers: PeerHealth = field(default_factory=PeerHealth)
     counters: PeerCounters = field(default_factory=PeerCounters)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,7 +82,7 @@ class Shared:
         return self.ring.candidates(content.ino, block, purpose, held, replicas=replicas)
 
 
-class Hunt:
+class PeerFetch:
     """A read from peers. `find` returns the reply to read. Ended by `close`."""
 
     def __init__(
@@ -91,21 +91,21 @@ class Hunt:
         self._shared = shared
         self._origin = origin
         self._purpose = purpose
-        self._search = Search(
+        self._search = SourceSelection(
             shared.peers,
             origin.content.key,
             found,
             shared.times,
             may_ask_origin=purpose is not Purpose.MIGRATE,
         )
-        self._wanted = Wanted(origin, (0, 0))
-        self._exchanges: dict[Candidate, Exchange] = {}
+        self._wanted = WantedPages(origin, (0, 0))
+        self._exchanges: dict[Candidate, PageRequest] = {}
         self._is_aborted = False
 
-    def find(self, pages: PageRange, event: Event = Tick()) -> Exchange | None:  # noqa: B008
+    def find(self, pages: PageRange, event: Event = Tick()) -> PageRequest | None:  # noqa: B008
         """Returns the reply with the first of these pages; None if the origin is next. `event`
         reports the end of the former reply. Raises NotHere, and Interrupted after `abort`."""
-        self._wanted = Wanted(self._origin, pages)
+        self._wanted = WantedPages(self._origin, pages)
         events: list[Event] = [event]
         while True:
             for action in self._handle(events):
@@ -132,9 +132,9 @@ class Hunt:
     def _count(self, events: Iterable[Event], actions: Iterable[Action]) -> None:
         counters, peers = self._shared.counters, self._shared.peers
         for event in events:
-            counters.wrong_pages += isinstance(event, Broke) and event.wrong
+            counters.wrong_pages += isinstance(event, BodyFailed) and event.wrong
         counters.failures = peers.failures
-        for peer in peers.take_news():
+        for peer in peers.take_new_failures():
             log.warning("worker %s does not reply: its pages are read elsewhere for now", peer)
         asked = set(self._exchanges)
         for action in actions:
@@ -155,7 +155,7 @@ class Hunt:
             events.append(Refreshed(self._refreshed()))
         elif isinstance(action, Ask):
             candidate = action.candidate
-            exchange = Exchange(self._shared.connections, candidate, self._shared.headers)
+            exchange = PageRequest(self._shared.connections, candidate, self._shared.headers)
             self._exchanges[candidate] = exchange
             try:
                 exchange.start(self._wanted)
@@ -177,7 +177,8 @@ class Hunt:
         events.append(Failed(candidate))
 
     def _wait(self) -> list[Event]:
-        """Waits for a reply, up to `Search.wake_at_s`. Raises Interrupted after `abort`."""
+        """Waits for a reply, up to `SourceSelection.wake_at_s`. Raises Interrupted after
+        `abort`."""
         if self._is_aborted:
             raise Interrupted("the read was abandoned")
         poll = select.poll()
@@ -191,7 +192,7 @@ class Hunt:
             self._receive(waiting[fd], events)
         return events or [Tick()]
 
-    def _receive(self, exchange: Exchange, events: list[Event]) -> None:
+    def _receive(self, exchange: PageRequest, events: list[Event]) -> None:
         candidate = exchange.candidate
         try:
             answer = exchange.answer()

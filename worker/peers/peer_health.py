@@ -52,7 +52,7 @@ class _Peer:
         return min(LONGEST_ORIGIN_PAUSE_S, ORIGIN_PAUSE_S * 2.0 ** min(self.origin_failures - 1, 8))
 
 
-class Peers:
+class PeerHealth:
     """The health of all peers, by member id. Bounded by `keep`."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Peers:
         if known.failures == 1:
             self._news = [*self._news[-MOST_NEWS:], peer]
 
-    def may_bring(self, peer: str, now: float) -> bool:
+    def may_request_fill(self, peer: str, now: float) -> bool:
         """Returns whether to request a fill from a peer. True for a peer whose origin failed makes
         the caller's request the probe: for the current backoff, other callers get False."""
         known = self._peers.get(peer)
@@ -118,7 +118,7 @@ class Peers:
         known.origin_failed_at_s = now
         known.fill_from_s = now + known.origin_pause_s
 
-    def take_news(self) -> list[str]:
+    def take_new_failures(self) -> list[str]:
         """Returns the peers that failed for the first time since their last reply, each once."""
         news, self._news = self._news, []
         return news

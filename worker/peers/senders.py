@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from worker.runtime.threads import Threads, Wake
+from worker.runtime.threads import LoopCallbackQueue, Threads
 
 SENDERS: Final = 32
 LOOK_S: Final = 1.0
@@ -21,7 +21,7 @@ class Senders:
 
     def __init__(self, count: int = SENDERS, clock: Callable[[], float] = time.monotonic) -> None:
         loop = asyncio.get_running_loop()
-        self.threads = Threads("send", count, Wake(loop))
+        self.threads = Threads("send", count, LoopCallbackQueue(loop))
         self._clock = clock
         self._since: dict[Hashable, float] = {}
         self._stuck = 0

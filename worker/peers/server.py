@@ -36,7 +36,7 @@ from cachefs.core.errors import (
 from cachefs.core.messages import Done, failure_of
 from cachefs.core.model import PAGE_BYTES, ContentId, Origin
 from cachefs.core.placement import BLOCK_BYTES
-from cachefs.doors.guard import (
+from cachefs.network.guard import (
     CALL_TYPE,
     Authorize,
     Guard,
@@ -45,15 +45,15 @@ from cachefs.doors.guard import (
     RefusedRequest,
 )
 from worker.fill.source import NotHere
+from worker.peers.page_check import wrong_pages
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
-from worker.peers.verifying import wrong_pages
-from worker.runtime.machine import descriptors
+from worker.runtime.process_limits import descriptors
 
 if TYPE_CHECKING:
     from worker.cache.peer_reads import Pages
     from worker.cache.serving import CacheServing
-    from worker.peers.ring import Ring
+    from worker.peers.ownership_map import OwnershipMap
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class PeerServer:
     def __init__(
         self,
         cache: CacheServing,
-        ring: Ring,
+        ring: OwnershipMap,
         handlers: Handlers,
         *,
         refresh: Callable[[], Awaitable[object]],
@@ -228,17 +228,17 @@ class PeerServer:
                 if not self._guard.caller(request).may_join:
                     raise AccessDenied("this token is not a worker's")
                 asked = _asked(request)
-                pages, was_here = await self._find(asked)
-                return await self._send(request, pages, was_here=was_here)
+                pages, record_cached = await self._find(asked)
+                return await self._send(request, pages, record_cached=record_cached)
         except CacheFSError as err:
             return self._refusal(err)
 
     async def _send(
-        self, request: web.BaseRequest, pages: Pages, *, was_here: bool
+        self, request: web.BaseRequest, pages: Pages, *, record_cached: bool
     ) -> web.StreamResponse:
         headers = {
             c.CHECKSUMS_HEADER: ",".join([f"{sum:016x}" for sum in pages.checksums]),
-            c.SOURCE_HEADER: "cache" if was_here else "origin",
+            c.SOURCE_HEADER: "cache" if record_cached else "origin",
             c.EPOCH_HEADER: str(self._ring.epoch),
         }
         response = PagesResponse(pages, self._senders.threads, headers)
@@ -250,8 +250,8 @@ class PeerServer:
         counters = self.counters
         counters.pages += len(pages.checksums)
         counters.bytes += pages.size_bytes
-        counters.from_cache += was_here
-        counters.brought += not was_here
+        counters.from_cache += record_cached
+        counters.brought += not record_cached
         return response
 
     async def _find(self, asked: Asked) -> tuple[Pages, bool]:

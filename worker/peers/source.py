@@ -1,5 +1,6 @@
 """The source of fills in a cluster: own blocks from their former owners, other blocks from their
-owners, and both from the origin if no peer sends them. See `worker.peers.search` for the order.
+owners, and both from the origin if no peer sends them. See `worker.peers.source_selection` for the
+order.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from cachefs.core import cluster as c
 from cachefs.core.errors import DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import page_span, range_bytes
-from cachefs.core.placement import Member, View, block_of, everyone
-from cachefs.doors.outgoing import Judge, any_process
-from connectors.fetch.request import Ask
+from cachefs.core.placement import Member, View, all_members, block_of
+from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
+from connectors.fetch.request import WholeFileRequest
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.peers.connections import Connections
-from worker.peers.exchange import Exchange, WrongPage
-from worker.peers.fetch import Hunt, Shared
-from worker.peers.ring import Ring
-from worker.peers.search import TIMES, Broke, Candidate, Event, Tick, Times
+from worker.peers.fetch import PeerFetch, Shared
+from worker.peers.ownership_map import OwnershipMap
+from worker.peers.page_request import PageRequest, WrongPage
+from worker.peers.source_selection import TIMES, BodyFailed, Candidate, Event, Tick, Times
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +81,13 @@ class ClusterSource:
 
     def __init__(
         self,
-        ring: Ring,
+        ring: OwnershipMap,
         origin: Source,
         *,
         refresh: Callable[[], object] = lambda: None,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        presents_to: Judge = any_process,
+        presents_to: ListenerCheck = accept_any_listener,
         times: Times = TIMES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -110,7 +111,7 @@ class ClusterSource:
         """See `Source`."""
         return self._ring.waits(origin.content.ino, block_of(offset))
 
-    def ask(self, origin: Origin) -> Ask | None:
+    def ask(self, origin: Origin) -> WholeFileRequest | None:
         """See `Source`."""
         found = self._shared.candidates(origin, 0, Purpose.SERVE)
         return None if found else self._origin.ask(origin)
@@ -131,12 +132,12 @@ class ClusterSource:
     def on_view(self, view: View) -> None:
         """Replaces the view; drops the records of peers that left or changed their address. Called
         in the loop."""
-        before = {one.id: one.url for one in everyone(self._ring.view)}
+        before = {one.id: one.url for one in all_members(self._ring.view)}
         self._ring.update(view)
-        same = {one.id for one in everyone(view) if before.get(one.id, one.url) == one.url}
+        same = {one.id for one in all_members(view) if before.get(one.id, one.url) == one.url}
         with self._shared.lock:
             self._shared.peers.keep(same)
-        self._shared.connections.keep({one.url for one in everyone(view)})
+        self._shared.connections.keep({one.url for one in all_members(view)})
 
     def add_holder(self, key: bytes, block: int, member: Member) -> None:
         """Records that a peer has pages of a block that this node owns now."""
@@ -167,7 +168,7 @@ class ClusterSource:
     def give_buffer(self, buffer: bytearray) -> None:
         self._buffers.give(buffer)
 
-    def tell_wrong(self, exchange: Exchange, origin: Origin, page: int) -> None:
+    def report_corruption(self, exchange: PageRequest, origin: Origin, page: int) -> None:
         """Makes the peer verify its copy of a damaged page. Best effort: errors are ignored."""
         url = exchange.candidate.url
         log.warning("%s: page %d from peer %s is damaged", origin.content.name, page, url)
@@ -199,8 +200,8 @@ class PeerBody:
         self._next, self._end = pages
         self._purpose = purpose
         self._found = found
-        self._hunt: Hunt | None = None
-        self._exchange: Exchange | None = None
+        self._hunt: PeerFetch | None = None
+        self._exchange: PageRequest | None = None
         self._origin_body: SourceBody | None = None
         self._is_closed = False
         self.from_peer = False
@@ -216,7 +217,7 @@ class PeerBody:
     def _pages(self, buffer: memoryview) -> Iterator[memoryview]:
         found = self._found
         while self._next < self._end:
-            hunt = self._hunt = Hunt(self._shared, self._origin, found, self._purpose)
+            hunt = self._hunt = PeerFetch(self._shared, self._origin, found, self._purpose)
             try:
                 is_of_peer = yield from self._one_answer(hunt, buffer)
             finally:
@@ -227,7 +228,7 @@ class PeerBody:
             if self._next < self._end:  # the peer had only some of the pages
                 found = self._shared.candidates(self._origin, self._next, self._purpose)
 
-    def _one_answer(self, hunt: Hunt, buffer: memoryview) -> Generator[memoryview, None, bool]:
+    def _one_answer(self, hunt: PeerFetch, buffer: memoryview) -> Generator[memoryview, None, bool]:
         """Yields the pages of one complete reply, and of failed ones before it. Returns False if
         the origin is next."""
         event: Event = Tick()
@@ -241,16 +242,16 @@ class PeerBody:
                 yield from self._read(exchange, buffer)
                 return True
             except WrongPage as err:
-                self._source.tell_wrong(exchange, self._origin, err.page)
-                event = Broke(wrong=True)
+                self._source.report_corruption(exchange, self._origin, err.page)
+                event = BodyFailed(wrong=True)
             except OSError as err:
                 log.debug("%s: %s", exchange.candidate.url, err)
-                event = Broke()
+                event = BodyFailed()
             finally:
                 self._exchange = None
                 exchange.close()
 
-    def _read(self, exchange: Exchange, buffer: memoryview) -> Iterator[memoryview]:
+    def _read(self, exchange: PageRequest, buffer: memoryview) -> Iterator[memoryview]:
         for view, checksum in exchange.pages(buffer):
             self.from_peer, self.checksum = True, checksum
             self._next += 1

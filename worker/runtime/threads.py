@@ -40,7 +40,7 @@ class _Call:
         self.done = done
 
 
-class Wake:
+class LoopCallbackQueue:
     """The queue of calls from threads to the loop, run in order, several per wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,7 +76,7 @@ class Wake:
                 self._loop.call_soon(self._run)
 
 
-class Behind:
+class BackgroundCalls:
     """Background calls, which must not delay readers. They take at most `most` threads at once; the
     others are queued here. For the loop only."""
 
@@ -110,7 +110,7 @@ class Behind:
 class Threads:
     """Up to `count` threads, started on demand; up to twice as many while some are stuck."""
 
-    def __init__(self, name: str, count: int, wake: Wake) -> None:
+    def __init__(self, name: str, count: int, wake: LoopCallbackQueue) -> None:
         self._name = name
         self._count = self._most = count
         self._stuck: dict[str, int] = {}  # by cause
@@ -123,7 +123,7 @@ class Threads:
         self._running: set[_Call] = set()
         self._lock = threading.Lock()  # no call is queued after `close`
         self._closed = False
-        self.behind = Behind(self, max(1, int(count * BEHIND_SHARE)))
+        self.behind = BackgroundCalls(self, max(1, int(count * BEHIND_SHARE)))
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
         """Runs a call whose result owns resources, and returns the result. If the caller is

@@ -23,9 +23,9 @@ from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService, Sources
 from connectors.idle import close_idle
-from worker.prefetch.files import Ahead
-from worker.prefetch.sequence import MOST_FILES
-from worker.runtime.pace import Pace
+from worker.prefetch.open_runs import MOST_FILES
+from worker.prefetch.prefetcher import Prefetcher
+from worker.runtime.log_backoff import LogBackoff
 from worker.server.session import Session
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class NodeServer:
         files_ahead: int = MOST_FILES,
         deadline_s: float = 30.0,
     ) -> None:
-        """`files_ahead`: see `worker.prefetch.sequence`. `deadline_s`: of a system call on a mount,
-        see `worker.server.patience`."""
+        """`files_ahead`: see `worker.prefetch.open_runs`. `deadline_s`: of a system call on a
+        mount, see `worker.server.request_deadlines`."""
         self.worker = worker
-        self.ahead = Ahead(worker.loading, sources.service, files_ahead)
+        self.ahead = Prefetcher(worker.loading, sources.service, files_ahead)
         self.deadline_s = deadline_s
         self._stays = stays
         # Set by the owner of this server: returns its own status, given that of the cache.
@@ -71,7 +71,7 @@ class NodeServer:
         self._warned_at_s = float("-inf")  # monotonic
         self._started_at = time.time()
         self.passthrough_bytes = 0  # of complete files passed to kernels
-        self._pace = Pace()  # of the log lines about accepts that failed
+        self._pace = LogBackoff()  # of the log lines about accepts that failed
         worker.subscribe_tiers(self._tell_tiers)
 
     def listen(self, path: Path) -> None:
@@ -176,7 +176,7 @@ class NodeServer:
 
     def _tell_tiers(self) -> None:
         for session in self._mounts():
-            session.tell_tiers()
+            session.send_tiers()
 
     def _mounts(self) -> list[Session]:
         return [session for session in self._sessions if session.role == "fuse"]

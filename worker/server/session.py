@@ -26,11 +26,11 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import NamespaceId
-from cachefs.core.services import COMMAND_REACH_S, MetadataService, asker_reach_s
+from cachefs.core.services import COMMAND_MASTER_WAIT_S, MetadataService, master_wait_s
 from worker.cache.grants import TierView
 from worker.server import operators
 from worker.server.channel import Channel
-from worker.server.patience import Patience
+from worker.server.request_deadlines import RequestDeadlines
 from worker.stats.arrivals import NEVER_S
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Session:
         self._handles: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._openings: dict[int, Opening] = {}
-        self._patience = Patience(server.deadline_s)
+        self._patience = RequestDeadlines(server.deadline_s)
         self._late: set[int] = set()  # overdue requests that are being cancelled
         self._event_tasks: set[asyncio.Task[None]] = set()
         self._many_tiers = False  # the client supports several tiers
@@ -104,7 +104,7 @@ class Session:
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
         if self.role != "fuse":
-            asker_reach_s.set(COMMAND_REACH_S)
+            master_wait_s.set(COMMAND_MASTER_WAIT_S)
         try:
             body, fd = await work
         except asyncio.CancelledError:
@@ -160,7 +160,7 @@ class Session:
     def send_event(self, body: m.Message) -> None:
         self._channel.send(m.encode(0, body))
 
-    def tell_tiers(self) -> None:
+    def send_tiers(self) -> None:
         """Sends the changes of the tiers since the last call, if the client has attached."""
         if not self.sources:
             return
@@ -305,7 +305,7 @@ class Session:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
         if self.role == "fuse":  # sent after the reply
-            asyncio.get_running_loop().call_soon(self.tell_tiers)
+            asyncio.get_running_loop().call_soon(self.send_tiers)
         return attached, None
 
     def _follow(self, namespace: NamespaceId) -> None:

@@ -1,7 +1,7 @@
 """The time of the last page from each source.
 
-Readers wait longer for a slow source than for a silent one; `worker.server.patience` distinguishes
-them by these times. Shared by the tiers of a node; belongs to the loop.
+Readers wait longer for a slow source than for a silent one; `worker.server.request_deadlines`
+distinguishes them by these times. Shared by the tiers of a node; belongs to the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NEVER_S: Final = float("-inf")
 MOST_SOURCES: Final = 4096  # at that number all times are dropped, since some sources are unmounted
 
 
-class Arrivals:
+class LastPageTimes:
     """The times, of `time.monotonic`. Only whole pages count, so a trickling body does not."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from worker.store.writer import Writer
 
 
 @dataclass(slots=True)
-class Looked:
+class LookupResult:
     """The result of a lookup. `fd`: the cache file opened for reading and writing; -1: nothing is
     cached. `grown_bytes`: allocated minus recorded bytes of the file."""
 
@@ -43,17 +43,19 @@ class Looked:
             os.close(self.fd)
 
 
-def look(tier: TierDirectory, writer: Writer, origin: Origin, key: bytes, epoch: int) -> Looked:
+def lookup_content(
+    tier: TierDirectory, writer: Writer, origin: Origin, key: bytes, epoch: int
+) -> LookupResult:
     """Looks a content up, and publishes it if it is complete, unless its record has become
     distrusted. The caller closes `fd`. Raises OSError."""
     name = key.hex()
     record = tier.index.get(key)
     if record is None:
-        return Looked()
+        return LookupResult()
     fd = tier.open_file(name)
     if fd is None or record.size != origin.size or os.fstat(fd).st_size != origin.size:
         return _lost(tier, writer, name, record, fd)
-    looked = Looked(fd)
+    looked = LookupResult(fd)
     try:
         _fill_in(looked, tier, writer, key, record, epoch)
     except BaseException:
@@ -63,7 +65,12 @@ def look(tier: TierDirectory, writer: Writer, origin: Origin, key: bytes, epoch:
 
 
 def _fill_in(
-    looked: Looked, tier: TierDirectory, writer: Writer, key: bytes, record: FileRecord, epoch: int
+    looked: LookupResult,
+    tier: TierDirectory,
+    writer: Writer,
+    key: bytes,
+    record: FileRecord,
+    epoch: int,
 ) -> None:
     looked.bits = tier.index.bits(key, record.size)
     if record.held_until_s:
@@ -84,7 +91,7 @@ def _fill_in(
 
 
 def _verify(
-    looked: Looked, tier: TierDirectory, key: bytes, record: FileRecord
+    looked: LookupResult, tier: TierDirectory, key: bytes, record: FileRecord
 ) -> dict[int, int | None]:
     """Returns the bad pages, which it clears in `looked`."""
     _, checksums = tier.index.checksums(key, record.size)
@@ -96,7 +103,7 @@ def _verify(
 
 
 def _put(
-    looked: Looked,
+    looked: LookupResult,
     writer: Writer,
     key: bytes,
     record: FileRecord,
@@ -112,11 +119,11 @@ def _put(
 
 def _lost(
     tier: TierDirectory, writer: Writer, name: str, record: FileRecord, fd: int | None
-) -> Looked:
+) -> LookupResult:
     """Drops a record whose file is missing or has another size: nothing is cached."""
     if fd is not None:
         os.close(fd)
     tier.unpublish(name)
     writer.write([DropFile(bytes.fromhex(name))])
     tier.unlink(name)
-    return Looked(grown_bytes=-record.allocated_bytes, lost=True)
+    return LookupResult(grown_bytes=-record.allocated_bytes, lost=True)

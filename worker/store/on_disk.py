@@ -18,7 +18,7 @@ from cachefs.core.pages import range_bytes
 from worker.store.filesystem import reopen
 
 
-def is_right(fd: int, page: int, length: int, checksum: int) -> bool:
+def page_matches(fd: int, page: int, length: int, checksum: int) -> bool:
     """Returns whether a page on the disk has the recorded checksum. `fd` is from `reopen`, since
     its flags are changed. Raises OSError if the page cannot be written back or read."""
     with mmap.mmap(-1, PAGE_BYTES) as buffer:  # aligned, as O_DIRECT requires
@@ -42,7 +42,7 @@ def bad_pages(fd: int, size_bytes: int, checksums: dict[int, int]) -> list[int]:
 
 def _is_readable_and_right(fd: int, size_bytes: int, page: int, checksum: int) -> bool:
     try:
-        return is_right(fd, page, range_bytes(size_bytes, page, page + 1), checksum)
+        return page_matches(fd, page, range_bytes(size_bytes, page, page + 1), checksum)
     except OSError:
         return False
 

@@ -19,7 +19,7 @@ from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Un
 from cachefs.core.jobs import FullQuota
 from cachefs.core.model import ContentId, NamespaceId
 from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
-from worker.runtime.pace import Pace
+from worker.runtime.log_backoff import LogBackoff
 from worker.store.removal import Evicted, evict
 from worker.tier.admission_rule import Verdict, judge
 from worker.tier.demotion import Copy, Demotion
@@ -29,7 +29,7 @@ from worker.tier.over_quota import Named, OverQuota
 if TYPE_CHECKING:
     from worker.tier.catalog import Catalog
     from worker.tier.disk import Parts
-    from worker.tier.unlinked import Leftovers
+    from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class NoRoom(NoSpace):
     """A load does not fit: what is cached is protected, held or in use."""
 
 
-class Wanted(Protocol):
+class SpaceRequest(Protocol):
     """A content that wants room: an entry, or one that is not here yet."""
 
     @property
@@ -59,11 +59,11 @@ class Wanted(Protocol):
     def size(self) -> int: ...
 
 
-class Space:
+class Admission:
     """`reserve` and `release` change the ledger; `order_loaded` is set when the eviction order
     knows what an earlier process cached."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, leftovers: Leftovers) -> None:
+    def __init__(self, parts: Parts, catalog: Catalog, leftovers: UnlinkedOpenFiles) -> None:
         self._parts = parts
         self._catalog = catalog
         self._leftovers = leftovers
@@ -79,14 +79,14 @@ class Space:
         self._unanswered = 0  # questions for permission
         self._named_quotas = Named()
         self._demotion = Demotion(parts)
-        self._pace = Pace()  # of what is logged about permissions that do not come
+        self._pace = LogBackoff()  # of what is logged about permissions that do not come
         self.order_loaded = asyncio.Event()
 
     def copy_before_eviction(self, copy: Copy) -> None:
         """Calls `copy(keys, need_bytes)` from now on before used contents are evicted."""
         self._demotion.subscribe(copy)
 
-    async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
+    async def reserve(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Promises room in the cache (for this entry); False when admission refuses it, nothing can
         go, or the disk is degraded. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
@@ -105,7 +105,7 @@ class Space:
             writable = self._parts.health.writable(self._parts.clocks.monotonic())
             return writable and await self._reserve_by_evicting(size_bytes, entry)
 
-    def reserve_nowait(self, size_bytes: int, entry: Wanted | None = None) -> bool:
+    def reserve_nowait(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """As `reserve` where there is room; False where somebody has to decide or to make some."""
         parts = self._parts
         if not parts.health.writable(parts.clocks.monotonic()):
@@ -114,7 +114,7 @@ class Space:
             return False
         return self._take(size_bytes, entry)
 
-    async def reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
+    async def reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
         """As `reserve`, whatever admission says: everything may go for it that nobody protects,
         holds or uses. Raises NoRoom, OverQuota, and Unavailable where the disk is degraded or the
         master does not say what may go. Cancelled: nothing is reserved."""
@@ -132,7 +132,7 @@ class Space:
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             raise Unavailable("the cache disk takes nothing for now")
 
-    async def _reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
+    async def _reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
         ledger, monotonic = self._parts.ledger, self._parts.clocks.monotonic
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
@@ -149,7 +149,7 @@ class Space:
         self._refuse()
         raise NoRoom("nothing more can go for it")
 
-    def full_quota(self, size_bytes: int, entry: Wanted | None) -> FullQuota | None:
+    def full_quota(self, size_bytes: int, entry: SpaceRequest | None) -> FullQuota | None:
         """The quota that refuses so much more of a content; None: no quota does."""
         bounds, charges = self._rule(entry).quotas, self._parts.charges
         path = charges.refuses(bounds, size_bytes) if bounds else None
@@ -158,7 +158,7 @@ class Space:
         quota_bytes = dict(bounds)[path]
         return FullQuota(path, quota_bytes, *charges.use(path, quota_bytes))
 
-    def _take(self, size_bytes: int, entry: Wanted | None) -> bool:
+    def _take(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
         if not self._parts.ledger.reserve(size_bytes):
             return False
         bounds = self._rule(entry).quotas
@@ -171,7 +171,7 @@ class Space:
         self._parts.ledger.reserved_bytes -= size_bytes
         self._parts.room_changed.notify()
 
-    def may_fit(self, size_bytes: int, entry: Wanted | None = None) -> bool:
+    def may_fit(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Would `reserve` try to admit that now? Promises nothing."""
         parts = self._parts
         if not parts.health.writable(parts.clocks.monotonic()) or parts.ledger.over_limit_bytes:
@@ -185,7 +185,7 @@ class Space:
             return False
         return size_bytes <= parts.ledger.free_for_files + parts.ledger.cached_bytes
 
-    async def _reserve_by_evicting(self, size_bytes: int, entry: Wanted | None) -> bool:
+    async def _reserve_by_evicting(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
             await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
@@ -222,7 +222,7 @@ class Space:
         return False
 
     def _judge(
-        self, size_bytes: int, entry: Wanted | None, *, may_take_copies: bool = True
+        self, size_bytes: int, entry: SpaceRequest | None, *, may_take_copies: bool = True
     ) -> Verdict:
         ledger, config = self._parts.ledger, self._parts.config
         now_s = self._parts.clocks.wall()
@@ -243,24 +243,24 @@ class Space:
             ),
         )
 
-    def _admission(self, wanted: Wanted | None) -> str:
+    def _admission(self, wanted: SpaceRequest | None) -> str:
         """As policies say of that content, else as the worker is set; but copies of what others own
         replace nothing that is in use, unless policies say so."""
         admission = self._rule(wanted).admission or self._parts.config.admission
         return "fill" if admission != "fill" and self._is_copy(wanted, AUTO) else admission
 
-    def _is_copy(self, wanted: Wanted | None, local_copy: str) -> bool:
+    def _is_copy(self, wanted: SpaceRequest | None, local_copy: str) -> bool:
         """Is it a copy of what others own, of which policies say that?"""
         rule, is_owned = self._rule(wanted), self._parts.is_owned
         if wanted is None or is_owned is None or rule.local_copy != local_copy:
             return False
         return not is_owned(wanted.key, wanted.size, rule.owners)
 
-    def _rule(self, wanted: Wanted | None) -> Rule:
+    def _rule(self, wanted: SpaceRequest | None) -> Rule:
         entry = None if wanted is None else self._catalog.live(wanted.key)
         return NO_RULE if entry is None else entry.origin.rule
 
-    def _takes_copies(self, entry: Wanted) -> bool:
+    def _takes_copies(self, entry: SpaceRequest) -> bool:
         parts = self._parts
         if parts.is_owned is None or not parts.order.copy_count:
             return False

@@ -22,12 +22,12 @@ from cachefs.core.model import Origin
 from cachefs.core.pages import PageMap
 from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.holds import Hold
-from worker.store.lookup import Looked, look
+from worker.store.lookup import LookupResult, lookup_content
 from worker.store.records import HELD_READ, FileRecord
 from worker.store.removal import Dropped, drop
 from worker.tier.disk import Parts, no_answer
 from worker.tier.entry import Entry
-from worker.tier.unlinked import Leftovers
+from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class FreedCounts:
 class Catalog:
     """Entries by content key (36 bytes)."""
 
-    def __init__(self, parts: Parts, leftovers: Leftovers) -> None:
+    def __init__(self, parts: Parts, leftovers: UnlinkedOpenFiles) -> None:
         self._parts = parts
         self._leftovers = leftovers
         self._live: dict[bytes, Entry] = {}
@@ -124,24 +124,26 @@ class Catalog:
     async def _look(self, entry: Entry) -> None:
         parts = self._parts
 
-        def call() -> Looked:
+        def call() -> LookupResult:
             try:
-                return look(parts.tier, parts.writer, entry.origin, entry.key, parts.epoch)
+                return lookup_content(
+                    parts.tier, parts.writer, entry.origin, entry.key, parts.epoch
+                )
             finally:
                 parts.wake.call(self.leave, entry)
 
         entry.users += 1  # for the thread: a late look must not meet a newer entry
         try:
-            looked = await parts.ask_disk(call, discard=Looked.close, limit_s=None)
+            looked = await parts.ask_disk(call, discard=LookupResult.close, limit_s=None)
         except OSError as err:
             self.disk_fault(err)
-            looked = Looked()
+            looked = LookupResult()
             entry.detached = True
         entry.looking = None
         self._take_in(entry, looked)
         self.retire_if_unused(entry)
 
-    def _take_in(self, entry: Entry, looked: Looked) -> None:
+    def _take_in(self, entry: Entry, looked: LookupResult) -> None:
         parts = self._parts
         parts.ledger.cached_bytes += looked.grown_bytes
         parts.counters.verified += looked.verified

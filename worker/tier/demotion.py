@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from worker.runtime.pace import Pace
+from worker.runtime.log_backoff import LogBackoff
 from worker.tier.disk import Parts
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Demotion:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._pace = Pace()
+        self._pace = LogBackoff()
         self.copying: dict[bytes, int] = {}
         self._copy_below: Copy | None = None  # None: there is no slower tier
 

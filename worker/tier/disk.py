@@ -18,8 +18,8 @@ from cachefs.core.units import format_size
 from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget
 from worker.runtime.tasks import Signal, Tasks
-from worker.runtime.threads import Threads, Wake
-from worker.stats.arrivals import Arrivals
+from worker.runtime.threads import LoopCallbackQueue, Threads
+from worker.stats.arrivals import LastPageTimes
 from worker.stats.by_path import PathTally
 from worker.stats.counters import Counters
 from worker.stats.slowest import Slowest
@@ -88,7 +88,7 @@ class Shared:
     quotas: Quotas = field(default_factory=Quotas)
     came: Callable[[bytes, int, int], None] = _ignore_all
     owners_changed: Callable[[], None] = _ignore_all
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: LastPageTimes = field(default_factory=LastPageTimes)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Parts:
     writer: Writer
     ledger: Ledger
     order: EvictionOrder
-    wake: Wake
+    wake: LoopCallbackQueue
     disk: Threads
     closers: Threads  # close files in memory: behind no disk and no source
     metadata: Callable[[NamespaceId], MetadataService]
@@ -123,7 +123,7 @@ class Parts:
     came: Callable[[bytes, int, int], None] = _ignore_all
     owners_changed: Callable[[], None] = _ignore_all
     charges: Charges = field(default_factory=lambda: Charges(Quotas()))
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: LastPageTimes = field(default_factory=LastPageTimes)
     rules: Rules = field(default_factory=Rules)
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
@@ -265,7 +265,7 @@ def make_parts(
     clocks: Clocks,
     tier: TierDirectory,
     disk: Threads,
-    wake: Wake,
+    wake: LoopCallbackQueue,
     metadata: Callable[[NamespaceId], MetadataService],
     shared: Shared,
 ) -> Parts:

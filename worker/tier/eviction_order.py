@@ -370,7 +370,7 @@ class SieveOrder(_Slots):
         return found
 
 
-class OwnedLast:
+class CopiesFirstOrder:
     """Two orders of one kind: of copies of what other nodes own, which go first, and of what this
     node owns. A copy that cannot go now (in use, protected) is treated as owned from then on, until
     somebody says again that it is not: it must not be named for ever in place of others."""
@@ -476,7 +476,7 @@ class OwnedLast:
 def eviction_order(name: str, *, owned_last: bool = False) -> EvictionOrder:
     """`sieve` or `lru`. Raises ValueError for any other name."""
     if owned_last:
-        return OwnedLast(eviction_order(name), eviction_order(name))
+        return CopiesFirstOrder(eviction_order(name), eviction_order(name))
     if name == "sieve":
         return SieveOrder()
     if name == "lru":

@@ -20,11 +20,11 @@ from worker.store.records import HELD_READ, FileRecord
 if TYPE_CHECKING:
     from worker.store.directory import TierDirectory
     from worker.store.writer import Writer
-    from worker.tier.admission import Space
+    from worker.tier.admission import Admission
     from worker.tier.catalog import Catalog
     from worker.tier.disk import Parts
     from worker.tier.lost_writes import LostWrites
-    from worker.tier.unlinked import Leftovers
+    from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class Housekeeping:
         self,
         parts: Parts,
         catalog: Catalog,
-        space: Space,
-        leftovers: Leftovers,
+        space: Admission,
+        leftovers: UnlinkedOpenFiles,
         lost_writes: LostWrites,
     ) -> None:
         self._parts = parts

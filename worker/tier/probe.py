@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
-from worker.runtime.pace import Pace
+from worker.runtime.log_backoff import LogBackoff
 from worker.runtime.threads import Threads
 from worker.tier.disk import Parts
 from worker.tier.health import Act, Watch, is_full
@@ -50,7 +50,7 @@ class TierWatch:
         self._broken = parts.health.broken
         self._prober = Threads("probe", 1, parts.wake)
         self._soon = asyncio.Event()
-        self._pace = Pace()  # of what is logged about probes that fail
+        self._pace = LogBackoff()  # of what is logged about probes that fail
         self._on_change = on_change
 
     def suspect(self) -> None:

@@ -105,7 +105,7 @@ def _is_right(tier: TierDirectory, name: str, page: int, length: int, checksum: 
         if fd is None:
             return None
         try:
-            return on_disk.is_right(fd, page, length, checksum)
+            return on_disk.page_matches(fd, page, length, checksum)
         except OSError as err:
             log.warning("%s: page %d cannot be read: %s", name, page, err.strerror)
             return False

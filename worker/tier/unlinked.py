@@ -25,7 +25,7 @@ class _Leftover:
     due_s: float
 
 
-class Leftovers:
+class UnlinkedOpenFiles:
     """As many as there are open files of clients that were dropped."""
 
     def __init__(self, parts: Parts) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from cachefs.cli import output, owners, settings
 from cachefs.core.errors import AccessDenied, BadConfig, InUse, NotFound
 from cachefs.core.units import format_duration, format_size, parse_duration
-from cachefs.launcher import remains
-from cachefs.launcher.remains import Entry
+from cachefs.launcher import cache_entries
+from cachefs.launcher.cache_entries import Entry
 from cachefs.launcher.state import StateHome
 
 DRAW_S: Final = 0.2
@@ -49,7 +49,7 @@ def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> 
     cachefs cache ls --json
     """
     home = settings.state_home(settings.load_settings(flags, config_file))
-    found = remains.entries(home)
+    found = cache_entries.entries(home)
     if as_json:
         return output.print_json([document(one) for one in found])
     if not found:
@@ -94,12 +94,14 @@ def remove(
         raise click.UsageError("give what to remove, or --unused (with --older-than)")
     home = settings.state_home(settings.load_settings(flags, config_file))
     _check_own(home)
-    found = remains.entries(home)
+    found = cache_entries.entries(home)
     chosen = _unused(found, older_than) if unused else choose(found, what)
     check(chosen, found)
     removed = []
     for one in chosen:
-        steps = iter([_size(one, names)]) if dry_run else remains.remove(one, home, names=names)
+        steps = (
+            iter([_size(one, names)]) if dry_run else cache_entries.remove(one, home, names=names)
+        )
         removed.append((one, _counted(one, steps, _size(one, names))))
     if as_json:
         facts = [{**document(one), "removed_bytes": size} for one, size in removed]

@@ -18,7 +18,13 @@ from cachefs.cli import clusters, detach, output, settings, transport
 from cachefs.cli.commands.health import no_answer, of_mount_tree
 from cachefs.cli.commands.status import ask
 from cachefs.cli.masters import Masters
-from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
+from cachefs.cli.mountpoint import (
+    DEV_FUSE,
+    FUSE_CONF,
+    clear_dead,
+    may_clear_mount,
+    user_allow_other,
+)
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.owners import find_record
 from cachefs.core.config import Config
@@ -217,7 +223,7 @@ def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterat
 
 def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[Finding]:
     """Yields the problems that the configured master, or that of `cachefs up`, reports."""
-    if not clusters.has_cluster(chosen, home):
+    if not clusters.is_cluster_configured(chosen, home):
         return
     name = f"cluster {clusters.master_of(chosen, home)}"
     try:
@@ -233,7 +239,7 @@ def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterat
 
 def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
     detail = "dead: its process has ended"
-    if not cleared_by_us(mount):
+    if not may_clear_mount(mount):
         return Finding(name, "problem", detail, "unmount it as its owner, or as root")
     return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
 

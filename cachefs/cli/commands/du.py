@@ -50,7 +50,7 @@ def command(
     else:
         _print(sums)
     silent = dict.fromkeys(line for _, found in sums for line in found.silent)
-    return output.warn_of_silent([*silent])
+    return output.warn_no_answer([*silent])
 
 
 def _print(sums: list[tuple[str, Sum]]) -> None:

@@ -40,7 +40,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
         output.print_json(facts | {"silent": silent})
     else:
         click.echo(_line(freed))
-    return output.warn_of_silent(silent)
+    return output.warn_no_answer(silent)
 
 
 def _free_here(target: Target) -> m.Freed:

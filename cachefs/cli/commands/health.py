@@ -102,9 +102,7 @@ def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
 def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
     masters = Masters(chosen)
     if where is not None and clusters.is_master(where):
-        with clusters.admin_at(
-            master_url(where, tls=clusters.speaks_tls(chosen)), chosen
-        ) as master:
+        with clusters.admin_at(master_url(where, tls=clusters.uses_tls(chosen)), chosen) as master:
             yield from masters.problems(master)
     elif where is not None:
         yield from of_mount(find_target(where, home).record, masters)
@@ -119,7 +117,7 @@ def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterabl
             yield from of_mount(record, masters)
         elif is_dead(mount.mountpoint):
             yield from of_dead(mount.mountpoint)
-    if clusters.has_cluster(chosen, home):
+    if clusters.is_cluster_configured(chosen, home):
         with clusters.connect_admin(chosen, home) as master:
             yield from masters.problems(master)
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import click
 
-from cachefs.cli import following, output, settings
-from cachefs.cli.following import failures, look
+from cachefs.cli import job_progress, output, settings
+from cachefs.cli.job_progress import failures, look
+from cachefs.cli.job_servers import Finder, Place
 from cachefs.cli.job_views import (
     document,
     failure_document,
@@ -21,10 +22,9 @@ from cachefs.cli.job_views import (
     settings_of,
     sizes,
 )
-from cachefs.cli.places import Finder, Place
 from cachefs.core import messages as m
 from cachefs.core.errors import BadConfig, NotFound, Unreachable
-from cachefs.core.jobs import JobShown, JobState
+from cachefs.core.jobs import JobState, JobStatus
 from cachefs.core.units import format_duration, format_size
 
 PAGE: Final = 100
@@ -104,7 +104,7 @@ def list_(
         click.echo("no jobs")
 
 
-def jobs_of(place: Place) -> Iterator[JobShown]:
+def jobs_of(place: Place) -> Iterator[JobStatus]:
     """Yields the jobs of a place, the newest first, page by page."""
     before = 0
     while True:
@@ -115,7 +115,7 @@ def jobs_of(place: Place) -> Iterator[JobShown]:
         before = page.next
 
 
-def table(place: Place, rows: Sequence[JobShown]) -> list[str]:
+def table(place: Place, rows: Sequence[JobStatus]) -> list[str]:
     """Returns a header and aligned lines, each with the job's message below; empty without jobs."""
     if not rows:
         return []
@@ -124,18 +124,18 @@ def table(place: Place, rows: Sequence[JobShown]) -> list[str]:
     return [head, *(text for line, why in zip(lines, under, strict=True) for text in (line, *why))]
 
 
-def _why(job: JobShown) -> str:
+def _why(job: JobStatus) -> str:
     return "now" if runs(job) else "why"
 
 
-def _row(place: Place, job: JobShown) -> list[str]:
+def _row(place: Place, job: JobStatus) -> list[str]:
     left = "" if job.eta_s is None else format_duration(job.eta_s)
     taken = format_duration(round(job.elapsed_s, 1))
     head = [str(job.job), job.state.value, files(job).removesuffix(" files"), sizes(job)]
     return [*head, f"{job.files_failed:,}", taken, left, _paths(place, job)]
 
 
-def _paths(place: Place, job: JobShown) -> str:
+def _paths(place: Place, job: JobStatus) -> str:
     shown = place.shown(job.paths[0]) if job.paths else "-"
     return shown if job.path_count <= 1 else f"{shown} and {job.path_count - 1:,} more"
 
@@ -163,7 +163,7 @@ def show(
     with Finder(flags, config_file) as finder:
         place, shown = find_job(finder, job, where)
         if follow:
-            return following.to_its_end(place, job, as_json)
+            return job_progress.show_until_end(place, job, as_json)
         if failed:
             _print_failures(place, job, as_json)
         elif as_json:
@@ -174,7 +174,7 @@ def show(
     return 0
 
 
-def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobShown]:
+def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobStatus]:
     """Returns a job and its place. Raises NotFound; BadConfig if several places have its number."""
     if where is not None:
         place = finder.find(where)[0]
@@ -195,7 +195,7 @@ def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobSho
     return found[0]
 
 
-def job_lines(place: Place, job: JobShown) -> list[str]:
+def job_lines(place: Place, job: JobStatus) -> list[str]:
     """Returns a job as lines."""
     more = job.path_count - len(job.paths)
     paths = [place.shown(path) for path in job.paths] + ([f"and {more:,} more"] if more else [])
@@ -214,12 +214,12 @@ def job_lines(place: Place, job: JobShown) -> list[str]:
     return [head, *(f"  {name:<9} {text}" for name, text in rows)]
 
 
-def _rate(job: JobShown) -> str:
+def _rate(job: JobStatus) -> str:
     left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
     return f"{format_size(job.rate_bytes_s)}/s{left}"
 
 
-def _since(job: JobShown) -> str:
+def _since(job: JobStatus) -> str:
     times = [f"submitted {_clock(job.submitted_at_s)}"]
     times += [f"ended {_clock(job.ended_at_s)}"] if job.ended_at_s else []
     return ", ".join(times)
@@ -278,7 +278,7 @@ def _control(job: int, where: str | None, action: str, done: str, options: dict[
         place, _ = find_job(finder, job, where)
         reply = place.call(m.ControlJob(place.namespace, job, action), m.JobReply)
         if wait:
-            return following.to_its_end(place, job, as_json)
+            return job_progress.show_until_end(place, job, as_json)
     if as_json:
         output.print_json(document(place, reply.job))
     elif action == "forget":

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import click
 
-from cachefs.cli import following, output, settings
-from cachefs.cli.places import Finder, MountPlace, Place, insist
+from cachefs.cli import job_progress, output, settings
+from cachefs.cli.job_servers import Finder, MountPlace, Place, insist
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
 from cachefs.core.errors import BadConfig, CacheFSError
@@ -72,7 +72,7 @@ def command(
         started = [(place, submit(place, spec, below)) for place, below in chosen]
         if wait:
             ((place, submitted),) = started
-            return following.to_its_end(place, submitted.job, as_json)
+            return job_progress.show_until_end(place, submitted.job, as_json)
         for place, submitted in started:
             say_started(place, submitted, as_json)
         return 0

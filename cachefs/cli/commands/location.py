@@ -38,7 +38,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     with clusters.admin_at(url, chosen) as master:
         places = Places(master, inside)
         _print_json(places.rows()) if as_json else _print(places)
-    return output.warn_of_silent(places.silent)
+    return output.warn_no_answer(places.silent)
 
 
 def _pages(master: AdminClient, path: bytes) -> Iterator[a.Locations]:

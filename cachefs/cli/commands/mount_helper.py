@@ -11,7 +11,7 @@ from typing import Final
 import click
 import msgspec
 
-from cachefs.cli import edge
+from cachefs.cli import error_output
 from cachefs.core.config import find_setting
 from cachefs.core.errors import BadConfig
 from cachefs.core.settings import BY_NAME, Scalar, Type
@@ -110,7 +110,7 @@ def _flag(name: str, value: str | None) -> dict[str, Scalar]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the helper and returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    return edge.run("mount.cachefs", lambda: _mount(args), debug=False)
+    return error_output.run("mount.cachefs", lambda: _mount(args), debug=False)
 
 
 def _mount(args: Sequence[str]) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from cachefs.cli import following, output, settings
+from cachefs.cli import job_progress, output, settings
 from cachefs.cli.commands.load import submit
-from cachefs.cli.places import Finder, Place
+from cachefs.cli.job_servers import Finder, Place
 from cachefs.core import messages as m
 from cachefs.core.globs import literal
 from cachefs.core.jobs import JobSpec
@@ -53,7 +53,7 @@ def command(
 
 
 def _wait(place: Place, path: bytes, job: int, as_json: bool) -> int:
-    code = following.to_its_end(place, job, as_json)
+    code = job_progress.show_until_end(place, job, as_json)
     if code:
         click.echo(f"cachefs: {place.shown(path)} is pinned, and not all of it is cached", err=True)
     return code

@@ -53,7 +53,7 @@ def command(
         return _print([tree], as_json, tree)
     masters = Masters(chosen)
     trees = [_try(mount, home, masters) for mount in read_mounts().ours()]
-    if clusters.has_cluster(chosen, home):
+    if clusters.is_cluster_configured(chosen, home):
         trees.append(_try_cluster(clusters.master_of(chosen, home), chosen, masters))
     _print(trees, as_json, trees)
 
@@ -63,7 +63,7 @@ def command(
 
 def _of_cluster(where: str, chosen: Config, masters: Masters) -> dict[str, Any]:
     """Returns the status that a master reports of its cluster. Raises what calling it raises."""
-    url = master_url(where, tls=clusters.speaks_tls(chosen))
+    url = master_url(where, tls=clusters.uses_tls(chosen))
     with AdminClient(url, clusters.security(chosen, url)) as master:
         tree, rows, problems = master.status(), master.workers().rows, masters.problems(master)
     workers = [_worker(row) for row in rows]

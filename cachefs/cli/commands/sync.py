@@ -10,10 +10,10 @@ from typing import Any, Final
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.places import Finder, Place, insist
+from cachefs.cli.job_servers import Finder, Place, insist
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound
-from cachefs.core.syncs import Change, ChangeKind, SyncShown
+from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 from cachefs.core.units import format_duration
 
 RUNNING: Final = "running"
@@ -68,7 +68,7 @@ def _say_silent(err: CacheFSError) -> None:
     click.echo(f"cachefs: no answer, retrying: {err.cause}", err=True)
 
 
-def follow(place: Place, started: m.SyncReply, view: View) -> SyncShown:
+def follow(place: Place, started: m.SyncReply, view: View) -> SyncStatus:
     """Shows a sync until it ends, and returns its last state. An interrupt stops the sync. Raises
     NotFound if its server was restarted."""
     sync, seen, reply, pause_s = started.sync.sync, 0, started, FIRST_LOOK_S
@@ -100,7 +100,7 @@ def _next(place: Place, sync: int, seen: int) -> m.SyncReply:
 # ---- display -------------------------------------------------------------------------------------
 
 
-def counts(sync: SyncShown) -> str:
+def counts(sync: SyncStatus) -> str:
     """Returns `12 directories, 3,400 names: 2 added, 1 replaced, 0 gone`."""
     compared = f"{_many(sync.directories, 'director', 'y', 'ies')}, {_many(sync.names, 'name')}"
     return f"{compared}: {sync.added:,} added, {sync.replaced:,} replaced, {sync.gone:,} gone"
@@ -110,7 +110,7 @@ def _many(count: int, word: str, one: str = "", more: str = "s") -> str:
     return f"{count:,} {word}{one if count == 1 else more}"
 
 
-def summary(sync: SyncShown) -> str:
+def summary(sync: SyncStatus) -> str:
     verb = {DONE: "OK, compared", "stopped": "STOPPED: compared"}.get(
         sync.state, "FAILED: compared"
     )
@@ -121,14 +121,14 @@ def summary(sync: SyncShown) -> str:
     return "; ".join(part for part in (text, sync.message) if part)
 
 
-def document(sync: SyncShown) -> dict[str, Any]:
+def document(sync: SyncStatus) -> dict[str, Any]:
     names = ("sync", "state", "recursive", "dry_run", "directories", "names")
     facts = {name: getattr(sync, name) for name in names}
     facts |= {name: getattr(sync, name) for name in ("added", "replaced", "gone", "errors")}
     return facts | {"elapsed_s": round(sync.elapsed_s, 3), "message": sync.message}
 
 
-def report(sync: SyncShown, as_json: bool) -> int:
+def report(sync: SyncStatus, as_json: bool) -> int:
     """Prints the closing line and returns the exit code."""
     if as_json:
         output.print_json_line(document(sync))

@@ -24,9 +24,9 @@ from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, CacheFSError, DeadlineExceeded, Unsupported
 from cachefs.fuse.supervisor import upgrades
-from cachefs.launcher import hanging
+from cachefs.launcher import hung_server
+from cachefs.launcher.process_watch import Watch
 from cachefs.launcher.state import MountRecord, StateHome
-from cachefs.launcher.watches import Watch
 
 FAILED: Final = 1
 SERVER_S: Final = 60.0  # for a client to start the next server
@@ -161,7 +161,7 @@ def renew_server(record: MountRecord) -> None:
             remedy="restart it as it was started, e.g. systemctl restart cachefs-worker",
         )
     with found as watch:
-        hanging.end(watch)
+        hung_server.end(watch)
     _wait_for_another(record, pid)
 
 
@@ -169,7 +169,7 @@ def _server_of(record: MountRecord, client: BlockingClient) -> Watch | None:
     """Returns the server process of a client if mounts may end it. Its pid comes from the kernel:
     the server may run in another pid namespace. A reply proves that it lived after the watch began,
     so the pid was not reused."""
-    found = hanging.find_server(record.socket, client.listener)
+    found = hung_server.find_server(record.socket, client.listener)
     if found is not None:
         try:
             client.call(m.Status())

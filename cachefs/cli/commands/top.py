@@ -14,7 +14,7 @@ import click
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.cluster_files import SHOWN_ID
 from cachefs.cli.commands import health, top_view
-from cachefs.cli.commands.top_view import Look, node_look, summed
+from cachefs.cli.commands.top_view import Look, node_sample, summed
 from cachefs.cli.masters import Masters, is_away
 from cachefs.cli.mounts import read_mounts
 from cachefs.cli.owners import all_records
@@ -28,7 +28,7 @@ from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unreachable, Unsupported
 from cachefs.core.health import HealthProblem
-from cachefs.core.jobs import JobShown
+from cachefs.core.jobs import JobStatus
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher.state import MountRecord, StateHome
 
@@ -136,7 +136,7 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
         yield lambda more: _look_at_mounts([record], chosen, more)
-    elif where is not None or clusters.has_cluster(chosen, home):
+    elif where is not None or clusters.is_cluster_configured(chosen, home):
         with _admin(where, chosen, home) as master:
             yield lambda more: _look_at_cluster(master, chosen, more)
     else:
@@ -147,7 +147,7 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
 def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
     if where is None:
         return clusters.connect_admin(chosen, home)
-    url = master_url(where, tls=clusters.speaks_tls(chosen))
+    url = master_url(where, tls=clusters.uses_tls(chosen))
     return AdminClient(url, clusters.security(chosen, url))
 
 
@@ -163,7 +163,7 @@ def _mounted(home: StateHome) -> list[MountRecord]:
 
 def _look_at_mounts(records: list[MountRecord], chosen: Config, more: bool) -> Look:
     trees: list[tuple[MountRecord, dict[str, Any]]] = []
-    jobs: list[JobShown] = []
+    jobs: list[JobStatus] = []
     problems: list[HealthProblem] = []
     masters = Masters(chosen)
     for record in records:
@@ -180,7 +180,7 @@ def _look_at_mounts(records: list[MountRecord], chosen: Config, more: bool) -> L
     return _look(title, shown, jobs, health.unique(problems))
 
 
-def _jobs_of(record: MountRecord) -> list[JobShown]:
+def _jobs_of(record: MountRecord) -> list[JobStatus]:
     """Returns the newest load jobs of a mount's namespace. Raises as calling its server."""
     with attached(record) as session:
         return session.call(m.ListJobs(session.namespace, limit=JOBS), m.JobTable).jobs
@@ -194,12 +194,14 @@ def _look_at_worker(worker: HttpClient) -> Look:
 def _look(
     title: str,
     trees: list[tuple[str, str, dict[str, Any]]],
-    jobs: list[JobShown],
+    jobs: list[JobStatus],
     problems: list[HealthProblem],
 ) -> Look:
     """Returns a look at servers, from the status trees of their caches."""
     nodes = [
-        node_look(name, state, tree, used_bytes=tree["used_bytes"], limit_bytes=tree["limit_bytes"])
+        node_sample(
+            name, state, tree, used_bytes=tree["used_bytes"], limit_bytes=tree["limit_bytes"]
+        )
         for name, state, tree in trees
     ]
     caches = [tree for _, _, tree in trees]
@@ -211,7 +213,7 @@ def _look(
 def _look_at_cluster(master: AdminClient, chosen: Config, more: bool) -> Look:
     rows = master.workers().rows
     nodes = [
-        node_look(
+        node_sample(
             f"{row.id[:SHOWN_ID]} ({address_of(row.url)})",
             row.state,
             row.facts,
@@ -228,7 +230,7 @@ def _look_at_cluster(master: AdminClient, chosen: Config, more: bool) -> Look:
     return Look(time.monotonic(), master.url, nodes, paths, slow, jobs, problems)
 
 
-def _running(ask: Callable[[], list[JobShown]]) -> list[JobShown]:
+def _running(ask: Callable[[], list[JobStatus]]) -> list[JobStatus]:
     """Returns the jobs that have not ended. Returns none if the server has no jobs, or the master
     does not answer: the problems then include it."""
     try:

@@ -9,7 +9,7 @@ import msgspec
 
 from cachefs.cli import output
 from cachefs.core.health import HealthProblem, problem_lines
-from cachefs.core.jobs import JobShown
+from cachefs.core.jobs import JobStatus
 from cachefs.core.units import format_duration, format_size
 
 MOST_PROBLEMS: Final = 6
@@ -20,7 +20,7 @@ OPENS_S: Final = 5.0  # the period of `worker.stats.by_path`
 _COUNTED: Final = ("hits", "misses", "origin_bytes", "peer_bytes", "evicted_bytes")
 
 
-class NodeLook(msgspec.Struct, frozen=True):
+class NodeSample(msgspec.Struct, frozen=True):
     """A server or a worker at one moment. The counters are since its start."""
 
     name: str
@@ -41,17 +41,17 @@ class Look(msgspec.Struct, frozen=True):
 
     at_s: float
     title: str
-    nodes: list[NodeLook]
+    nodes: list[NodeSample]
     paths: dict[str, dict[str, int]]
     slow: dict[str, dict[str, float]]
-    jobs: list[JobShown]
+    jobs: list[JobStatus]
     problems: list[HealthProblem] = []
 
 
-def node_look(name: str, state: str, facts: Mapping[str, Any], **sizes: int) -> NodeLook:
+def node_sample(name: str, state: str, facts: Mapping[str, Any], **sizes: int) -> NodeSample:
     """Returns a look from a worker's facts, or from a server's status of its cache."""
     counted = {field: int(facts.get(field, 0)) for field in _COUNTED}
-    return NodeLook(name, state, fills=int(facts.get("fills_in_flight", 0)), **sizes, **counted)
+    return NodeSample(name, state, fills=int(facts.get("fills_in_flight", 0)), **sizes, **counted)
 
 
 def summed(trees: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -79,7 +79,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    look: NodeLook
+    look: NodeSample
     rates: Rates
 
 
@@ -101,7 +101,7 @@ class Frame(msgspec.Struct, frozen=True):
     nodes: list[NodeRow]
     paths: list[PathRow]
     slow: list[tuple[str, dict[str, float]]]
-    jobs: list[JobShown]
+    jobs: list[JobStatus]
     problems: list[HealthProblem] = []
 
 
@@ -122,7 +122,7 @@ def frame(old: Look, new: Look) -> Frame:
     return Frame(new.title, over_s, _whole(nodes), nodes, paths, slow, new.jobs, new.problems)
 
 
-def _fields(node: NodeLook | None) -> dict[str, int]:
+def _fields(node: NodeSample | None) -> dict[str, int]:
     return {name: getattr(node, name) for name in _COUNTED} if node is not None else {}
 
 
@@ -163,14 +163,16 @@ def _whole(rows: Sequence[NodeRow]) -> NodeRow:
     hits = sum(row.rates.opens * (row.rates.hit_share or 0.0) for row in rows)
     sums = {
         name: sum(getattr(row.look, name) for row in rows)
-        for name in NodeLook.__struct_fields__
+        for name in NodeSample.__struct_fields__
         if name not in ("name", "state")
     }
     rates = {
         name: sum(getattr(row.rates, name) for row in rows)
         for name in ("origin_bytes_s", "peer_bytes_s", "evicted_bytes_s")
     }
-    return NodeRow(NodeLook("all", **sums), Rates(opens, hits / opens if opens else None, **rates))
+    return NodeRow(
+        NodeSample("all", **sums), Rates(opens, hits / opens if opens else None, **rates)
+    )
 
 
 # ---- lines ---------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def _path_lines(rows: Sequence[PathRow]) -> list[str]:
     return output.columns([head, *body], right=range(5))
 
 
-def _job_lines(jobs: Sequence[JobShown]) -> list[str]:
+def _job_lines(jobs: Sequence[JobStatus]) -> list[str]:
     head = ["JOB", "STATE", "FILES", "BYTES", "RATE", "LEFT", "FAILED", "PATHS"]
     body = [
         [
@@ -262,7 +264,7 @@ def _job_lines(jobs: Sequence[JobShown]) -> list[str]:
     return output.columns([head, *body], right=(0, 4, 5, 6))
 
 
-def _paths_of(job: JobShown) -> str:
+def _paths_of(job: JobStatus) -> str:
     first = "/" + output.text_of(job.paths[0].strip(b"/")) if job.paths else "-"
     return first if job.path_count <= 1 else f"{first} and {job.path_count - 1} more"
 
@@ -325,7 +327,7 @@ def _rates_document(rates: Rates) -> dict[str, Any]:
     }
 
 
-def _job_document(job: JobShown) -> dict[str, Any]:
+def _job_document(job: JobStatus) -> dict[str, Any]:
     names = ("job", "files_found", "files_done", "files_failed", "bytes_found", "bytes_done")
     facts: dict[str, Any] = {name: getattr(job, name) for name in names}
     facts |= {"state": job.state.value, "rate_bytes_s": round(job.rate_bytes_s)}

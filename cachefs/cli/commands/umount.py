@@ -17,9 +17,9 @@ from cachefs.cli import detach, namespaces, output, settings
 from cachefs.cli.commands import users
 from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
 from cachefs.cli.namespaces import Holder
-from cachefs.cli.owners import find_recorded
+from cachefs.cli.owners import find_record_and_home
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
-from cachefs.fuse.supervisor.remains import tell_server
+from cachefs.fuse.supervisor.stale_mount_cleanup import announce_mount_end
 from cachefs.launcher.processes import Watch, is_served
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 
@@ -61,7 +61,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     """
     table = read_mounts()
     mount = find_mount(where, table)
-    found = find_recorded(mount, home)
+    found = find_record_and_home(mount, home)
     record, home = found if found is not None else (None, home)
     server = None
     if record is not None:
@@ -78,7 +78,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         users.leave(mount.mountpoint)
         _detach(mount, table, lazy=lazy)
         if dead and record is not None:
-            tell_server(record.socket, record.mountpoint)
+            announce_mount_end(record.socket, record.mountpoint)
         if read_mounts().of_device(mount.device) or record is None:
             return mount.mountpoint, ""
         holders = namespaces.find_holders(mount.device)

@@ -10,7 +10,7 @@ import click
 
 from cachefs.cli import clusters, output, settings
 from cachefs.core.addresses import SCHEME, address_of
-from cachefs.launcher.local import MOST_WORKERS, LocalCluster, Up
+from cachefs.launcher.local import MOST_WORKERS, LocalCluster, LocalClusterStarter
 
 
 @click.command("up")
@@ -40,7 +40,7 @@ def command(
     """
     chosen = settings.load_settings(flags, config_file)
     where = os.path.abspath(directory) if directory else ""
-    up = Up(
+    up = LocalClusterStarter(
         settings.state_home(chosen),
         where,
         cache_bytes=chosen.integer("cache_size"),

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cachefs.core.generations import Generations
 from cachefs.core.model import INO_BITS, MAX_INCARNATION, MAX_INO
+from cachefs.core.two_generation_map import TwoGenerationMap
 from cachefs.fuse.kernel.table import Mode
 
 MAX_MOVED: Final = 65536  # inos with a recorded incarnation; others start at 0 again
@@ -44,9 +44,9 @@ class Nodes:
         self._open: dict[int, Node] = {}
         self._open_moved: dict[int, int] = {}  # ino -> count of its open nodeids except the ino
         self.get: Callable[[int], Node | None] = self._open.get  # the node if it is open
-        self._current: Generations[int, int] = Generations(MAX_MOVED)  # ino -> nodeid
+        self._current: TwoGenerationMap[int, int] = TwoGenerationMap(MAX_MOVED)  # ino -> nodeid
         # ino -> first nodeid of its file, for inos that belonged to another file before
-        self._first: Generations[int, int] = Generations(MAX_MOVED)
+        self._first: TwoGenerationMap[int, int] = TwoGenerationMap(MAX_MOVED)
 
     def __len__(self) -> int:
         """Returns the number of open nodeids."""
@@ -108,7 +108,7 @@ class Nodes:
             self._current.put(ino, self._next(nodeid))
         return True
 
-    def given_again(self, ino: int) -> None:
+    def reassign_ino(self, ino: int) -> None:
         """Moves the ino to another file, under its next incarnation."""
         first = self._next(self.current(ino))
         self._current.put(ino, first)

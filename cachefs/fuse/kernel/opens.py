@@ -18,8 +18,8 @@ from cachefs.fuse.kernel.codec import UNIQUE_MASK, OpenFlag
 from cachefs.fuse.kernel.device import Device
 from cachefs.fuse.kernel.nodes import Nodes
 from cachefs.fuse.kernel.table import Mode, Slot, TakeoverTable
-from cachefs.fuse.node import MUST_WAIT, MustWait
 from cachefs.fuse.published import ANY_TIER
+from cachefs.fuse.server_calls import MUST_WAIT, MustWait
 from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Opens:
         self._table = table
         vfs.is_open_elsewhere = self.nodes.is_open
         vfs.on_doubt = self.nodes.doubt
-        vfs.on_given_again = self.nodes.given_again
+        vfs.on_given_again = self.nodes.reassign_ino
 
     # ---- opening ----
 

@@ -29,8 +29,8 @@ from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.opens import Opens
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.kernel_cache import KernelCache
-from cachefs.fuse.node import MUST_WAIT
-from cachefs.fuse.runs import Run, Runs
+from cachefs.fuse.runs import CoroutineRunner, RunningRequest
+from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Waiting:
 
     __slots__ = ("number", "pid", "run")
 
-    def __init__(self, run: Run, pid: int) -> None:
+    def __init__(self, run: RunningRequest, pid: int) -> None:
         self.run = run
         self.pid = pid
         self.number = 0  # of its wait in `Interrupts`; 0: not watched yet
@@ -65,7 +65,7 @@ class KernelSession:
     """The session of one mount; `fd` is the descriptor of /dev/fuse after INIT."""
 
     def __init__(
-        self, vfs: Vfs, runs: Runs, fd: int, table: TakeoverTable, negotiated: Negotiated
+        self, vfs: Vfs, runs: CoroutineRunner, fd: int, table: TakeoverTable, negotiated: Negotiated
     ) -> None:
         self._vfs = vfs
         self._runs = runs

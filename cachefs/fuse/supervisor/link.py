@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from cachefs.core.errors import ProtocolError, Unreachable
-from cachefs.core.specs import Adopted, ClientSpec, SupervisorSpec
+from cachefs.core.specs import ClientSpec, OrphanedMount, SupervisorSpec
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import wire as w
@@ -32,7 +32,7 @@ PAUSE_MAX_S: Final = 5.0
 GOOD_S: Final = 2.0  # a supervisor that lived this long is replaced without a pause
 
 
-class Link:
+class SupervisorLink:
     """The connection to the supervisor. `take` sets `table` and `negotiated`."""
 
     def __init__(self, spec: ClientSpec) -> None:
@@ -57,7 +57,7 @@ class Link:
         self._sock.setblocking(False)
         os.set_inheritable(spec.control_fd, False)
 
-    def say(self, note: w.Note) -> None:
+    def say(self, note: w.ControlMessage) -> None:
         """Sends a message without blocking. Drops it if the supervisor is lost or does not read."""
         if isinstance(note, w.Ready):
             self._ready = note
@@ -164,7 +164,7 @@ class Link:
             elif isinstance(note, w.Leaving):
                 self._has_left = True
 
-    async def _receive(self) -> tuple[w.AnyNote | None, list[int]]:
+    async def _receive(self) -> tuple[w.AnyControlMessage | None, list[int]]:
         while True:
             await trio.lowlevel.wait_readable(self._sock)
             try:
@@ -176,7 +176,7 @@ class Link:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         fds = (theirs.fileno(), self.fuse_fd, self._table_fd)
-        adopted = Adopted(os.getpid(), *fds, self._values, is_serving)
+        adopted = OrphanedMount(os.getpid(), *fds, self._values, is_serving)
         client = msgspec.structs.replace(self._spec, control_fd=-1, held=None)
         spec = SupervisorSpec(client, adopted)
         with theirs:

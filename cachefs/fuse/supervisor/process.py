@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cachefs.core.specs import ClientSpec, Held
-from cachefs.launcher.documents import standard_input
+from cachefs.launcher.stdin_document import standard_input
 
 CLIENT_MODULE: Final = "cachefs.fuse.client"
 _REAP_S: Final = 0.1  # for a process whose other threads end late; a successor waits for it

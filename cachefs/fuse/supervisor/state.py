@@ -102,11 +102,11 @@ class Ended(msgspec.Struct, frozen=True):
     killed: bool = False
 
 
-class StopAsked(msgspec.Struct, frozen=True):
+class StopRequested(msgspec.Struct, frozen=True):
     """A signal requests the end of the mount."""
 
 
-class UpgradeAsked(msgspec.Struct, frozen=True):
+class UpgradeRequested(msgspec.Struct, frozen=True):
     """The command line requests an upgrade; the shell knows the interpreter."""
 
 
@@ -150,16 +150,16 @@ class Terminate(msgspec.Struct, frozen=True):
     pid: int
 
 
-class SayStarted(msgspec.Struct, frozen=True):
+class AnnounceStarted(msgspec.Struct, frozen=True):
     pid: int
     warning: str
 
 
-class SayFailed(msgspec.Struct, frozen=True):
+class AnnounceFailed(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-class SayUpgraded(msgspec.Struct, frozen=True):
+class AnnounceUpgraded(msgspec.Struct, frozen=True):
     pid: int
     failure: Failure | None
 
@@ -182,11 +182,11 @@ class Leave(msgspec.Struct, frozen=True):
 
 Event = (
     Begin | Started | NotStarted | Ready | Failed | Mounted | Serving | Beat | Retired | Ended
-    | StopAsked | UpgradeAsked | Tick
+    | StopRequested | UpgradeRequested | Tick
 )  # fmt: skip
 Action = (
-    Start | Mount | Serve | Retire | DumpStacks | Kill | Terminate | SayStarted | SayFailed
-    | SayUpgraded | GiveUp | Finish | Leave
+    Start | Mount | Serve | Retire | DumpStacks | Kill | Terminate | AnnounceStarted
+    | AnnounceFailed | AnnounceUpgraded | GiveUp | Finish | Leave
 )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ class Client:
         return self.phase in (Phase.TOLD, Phase.SERVING, Phase.RETIRING)
 
     @property
-    def did_well(self) -> bool:
+    def has_served_well(self) -> bool:
         """True if the client served for `GOOD_S` up to its last heartbeat."""
         return self.phase is Phase.SERVING and self.beat_at - self.since >= GOOD_S
 
@@ -264,7 +264,7 @@ class Supervision:
         self.finished = any(isinstance(a, Finish | Leave) for a in actions)
         return actions
 
-    def next_look_s(self, now: float) -> float:
+    def next_tick_s(self, now: float) -> float:
         """Returns the seconds until the next Tick is due."""
         if self._start_at is not None:
             return max(0.0, min(self._start_at - now, BEAT_S))
@@ -284,9 +284,9 @@ class Supervision:
                 return self._on_not_started(cause, now)
             case Mounted(failure):
                 return self._on_mounted(failure, now)
-            case StopAsked():
+            case StopRequested():
                 return self._on_stop(now)
-            case UpgradeAsked():
+            case UpgradeRequested():
                 return self._on_upgrade()
             case Tick():
                 return self._on_tick(now)
@@ -314,9 +314,9 @@ class Supervision:
     def _on_not_started(self, cause: str, now: float) -> list[Action]:
         if self._starting_upgrade:
             self._starting_upgrade = False
-            return [SayUpgraded(0, _failure(cause))]
+            return [AnnounceUpgraded(0, _failure(cause))]
         if not self._announced:
-            return [SayFailed(_failure(cause)), *self._kill_all(), Finish(1)]
+            return [AnnounceFailed(_failure(cause)), *self._kill_all(), Finish(1)]
         return self._on_death(now)
 
     def _on_ready(self, client: Client, warning: str, now: float) -> list[Action]:
@@ -334,7 +334,7 @@ class Supervision:
 
     def _on_mounted(self, failure: Failure | None, now: float) -> list[Action]:
         if failure is not None:
-            return [SayFailed(failure), *self._kill_all(), Finish(1)]
+            return [AnnounceFailed(failure), *self._kill_all(), Finish(1)]
         self._mounted = True
         return self._serve_next(now)
 
@@ -350,35 +350,35 @@ class Supervision:
         client.enter(Phase.SERVING, now)
         if client.is_upgrade:
             others = [Kill(c.pid) for c in self._clients.values() if c.phase in _BEFORE]
-            return [SayUpgraded(client.pid, None), *others, Leave(client.pid)]
+            return [AnnounceUpgraded(client.pid, None), *others, Leave(client.pid)]
         if self._announced:
             return []
         self._announced = True
-        return [SayStarted(client.pid, client.warning)]
+        return [AnnounceStarted(client.pid, client.warning)]
 
     def _on_failed(self, client: Client, failure: Failure) -> list[Action]:
         if client.is_upgrade and not client.failed:
             client.failed = True
-            return [SayUpgraded(0, failure)]
+            return [AnnounceUpgraded(0, failure)]
         if self._announced:
             return []  # its Ended follows
-        return [SayFailed(failure), *self._kill_all(), GiveUp(failure.cause), Finish(1)]
+        return [AnnounceFailed(failure), *self._kill_all(), GiveUp(failure.cause), Finish(1)]
 
     def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
         del self._clients[client.pid]
         said: list[Action] = []
         if client.is_upgrade and not client.failed:
-            said = [SayUpgraded(0, _failure("the new client ended before it could serve"))]
+            said = [AnnounceUpgraded(0, _failure("the new client ended before it could serve"))]
         if self._stop_by is not None or (clean and client.phase is Phase.SERVING):
             return [*said, *self._stopped()]
         if not self._announced:
             cause = "the file system's process ended before it answered"
-            return [SayFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
+            return [AnnounceFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
         if self._reader() is not None:
             return said  # another client serves the mount
         if client.phase in (Phase.RETIRING, Phase.RETIRED):
             return [*said, *self._serve_next(now)]
-        if client.did_well:
+        if client.has_served_well:
             self._deaths = self._kills = 0
         return [*said, *self._on_death(now, killed=killed and not client.killed)]
 
@@ -412,11 +412,15 @@ class Supervision:
         reader = self._reader()
         others = [c for c in self._clients.values() if c is not reader and not c.failed]
         if reader is None or reader.phase is not Phase.SERVING or others:
-            return [SayUpgraded(0, _failure("another client is taking over the mount; try again"))]
+            return [
+                AnnounceUpgraded(0, _failure("another client is taking over the mount; try again"))
+            ]
         if self._stop_by is not None:
-            return [SayUpgraded(0, _failure("the mount is being unmounted"))]
+            return [AnnounceUpgraded(0, _failure("the mount is being unmounted"))]
         if not self.can_take_over:
-            return [SayUpgraded(0, _failure("the kernel cannot resend requests to a successor"))]
+            return [
+                AnnounceUpgraded(0, _failure("the kernel cannot resend requests to a successor"))
+            ]
         self._starting_upgrade = True
         return [Start(upgrade=True)]
 

@@ -21,12 +21,12 @@ from typing import Final
 
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.messages import Failure, failure_of
-from cachefs.core.specs import Adopted, ClientSpec, Held, Started, SupervisorSpec
+from cachefs.core.specs import ClientSpec, Held, OrphanedMount, Started, SupervisorSpec
 from cachefs.fuse import mounting
 from cachefs.fuse.kernel.mount import answer_init, mount
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
-from cachefs.fuse.supervisor import remains
+from cachefs.fuse.supervisor import stale_mount_cleanup
 from cachefs.fuse.supervisor import state as s
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.supervisor.process import Process
@@ -85,7 +85,7 @@ class Supervisor:
 
     def _step(self) -> None:
         now = time.monotonic()
-        for key, _ in self._selector.select(self._state.next_look_s(now)):
+        for key, _ in self._selector.select(self._state.next_tick_s(now)):
             if self._exit is None:
                 key.data()
         now = time.monotonic()
@@ -112,14 +112,14 @@ class Supervisor:
         def asked() -> None:
             ours.recv(64)
             log.info("stopping: received a signal")
-            self._on(s.StopAsked())
+            self._on(s.StopRequested())
 
         self._selector.register(ours, selectors.EVENT_READ, asked)
         with ours, theirs:
             yield
             signal.set_wakeup_fd(-1)
 
-    def _adopt(self, adopt: Adopted) -> None:
+    def _adopt(self, adopt: OrphanedMount) -> None:
         self._fuse_fd, self._table_fd = adopt.fuse_fd, adopt.table_fd
         for fd in (self._fuse_fd, self._table_fd):
             os.set_inheritable(fd, False)
@@ -164,7 +164,7 @@ class Supervisor:
             return
         self._on_note(process, note)
 
-    def _on_note(self, process: Process, note: w.AnyNote) -> None:
+    def _on_note(self, process: Process, note: w.AnyControlMessage) -> None:
         pid = process.pid
         if isinstance(note, w.Ending):
             process.said_ending = self._said_ending = True
@@ -234,11 +234,11 @@ class Supervisor:
                 self._signal(pid, signal.SIGKILL)
             case s.Terminate(pid):
                 self._signal(pid, signal.SIGTERM)
-            case s.SayStarted(_, warning):
+            case s.AnnounceStarted(_, warning):
                 self._ready.say(Started(os.getpid(), warning=warning))
-            case s.SayFailed(failure):
+            case s.AnnounceFailed(failure):
                 self._ready.say(Started(os.getpid(), failure=failure))
-            case s.SayUpgraded(pid, failure):
+            case s.AnnounceUpgraded(pid, failure):
                 self._upgrades.answer(w.Upgraded(pid, failure))
             case s.GiveUp(cause):
                 self._give_up(cause)
@@ -289,7 +289,7 @@ class Supervisor:
         assert self._negotiated is not None
         self._send(pid, w.Serve(self._negotiated, takeover), (self._fuse_fd, self._table_fd))
 
-    def _send(self, pid: int, note: w.Note, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, pid: int, note: w.ControlMessage, fds: tuple[int, ...] = ()) -> None:
         process = self._processes.get(pid)
         if process is not None:
             try:
@@ -306,19 +306,19 @@ class Supervisor:
         """Unmounts if the mount still exists. Closing our descriptors ends the connection."""
         log.info("unmounting %s: %s", self._spec.mountpoint, cause)
         if not self._is_gone():  # else its device number may be that of the next mount here
-            remains.unmount(self._spec, self._device)
+            stale_mount_cleanup.unmount(self._spec, self._device)
         if not self._is_gone():
-            remains.abort(self._device)
-        remains.remove_record(self._spec, {os.getpid(), *self._processes})
+            stale_mount_cleanup.abort(self._device)
+        stale_mount_cleanup.remove_record(self._spec, {os.getpid(), *self._processes})
         for fd in (self._fuse_fd, self._table_fd):
             if fd >= 0:
                 os.close(fd)
         self._fuse_fd = self._table_fd = -1
         if not self._said_ending:
-            remains.tell_server(self._spec.socket, self._spec.mountpoint)
+            stale_mount_cleanup.announce_mount_end(self._spec.socket, self._spec.mountpoint)
 
     # ---- upgrades ----
 
     def _on_upgrade_request(self) -> None:
         if self._upgrades.accept(foreground=self._spec.log_to_stderr):
-            self._on(s.UpgradeAsked())
+            self._on(s.UpgradeRequested())

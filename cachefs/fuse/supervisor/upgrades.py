@@ -82,7 +82,7 @@ class Upgrades:
         self._waiting, self.python = sock, note.python
         return True
 
-    def _refusal(self, note: w.AnyNote | None, foreground: bool) -> str:
+    def _refusal(self, note: w.AnyControlMessage | None, foreground: bool) -> str:
         if not isinstance(note, w.Upgrade):
             return "the mount's supervisor does not know this request"
         if foreground:

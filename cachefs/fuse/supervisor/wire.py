@@ -23,84 +23,84 @@ MAX_FDS: Final = 2
 _FD_BYTES: Final = array.array("i").itemsize
 
 
-class Note(msgspec.Struct, frozen=True, tag=True):
+class ControlMessage(msgspec.Struct, frozen=True, tag=True):
     """The base of all messages; the tag is the class name."""
 
 
-class Ready(Note, frozen=True):
+class Ready(ControlMessage, frozen=True):
     """Client: is connected to the server and can serve. `warning` is one line for users."""
 
     warning: str = ""
 
 
-class Failed(Note, frozen=True):
+class Failed(ControlMessage, frozen=True):
     """Client: cannot serve, and ends."""
 
     failure: Failure
 
 
-class Serve(Note, frozen=True):
+class Serve(ControlMessage, frozen=True):
     """Supervisor: serve from now on, `takeover`: after a predecessor. Carries both descriptors."""
 
     negotiated: Negotiated
     takeover: bool
 
 
-class Serving(Note, frozen=True):
+class Serving(ControlMessage, frozen=True):
     """Client: answers requests from now on."""
 
 
-class Beat(Note, frozen=True):
+class Beat(ControlMessage, frozen=True):
     """Client: its loop runs. Sent every `BEAT_S`."""
 
 
-class Retire(Note, frozen=True):
+class Retire(ControlMessage, frozen=True):
     """Supervisor: read no more requests, and end without unmounting; a successor is ready."""
 
 
-class Retired(Note, frozen=True):
+class Retired(ControlMessage, frozen=True):
     """Client: reads no more requests."""
 
 
-class Ending(Note, frozen=True):
+class Ending(ControlMessage, frozen=True):
     """Client: the mount has ended; no successor is needed."""
 
 
-class Leaving(Note, frozen=True):
+class Leaving(ControlMessage, frozen=True):
     """Supervisor: ends after an upgrade; the client must start one of the client's version."""
 
 
-class Upgrade(Note, frozen=True):
+class Upgrade(ControlMessage, frozen=True):
     """Command line: start a client of this interpreter, which takes over."""
 
     python: str
 
 
-class Upgraded(Note, frozen=True):
+class Upgraded(ControlMessage, frozen=True):
     """Supervisor: the pid of the client that serves now, or the failure of the upgrade."""
 
     pid: int = 0
     failure: Failure | None = None
 
 
-AnyNote = (
+AnyControlMessage = (
     Ready | Failed | Serve | Serving | Beat | Retire | Retired | Ending | Leaving | Upgrade
     | Upgraded
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyNote] = msgspec.msgpack.Decoder(AnyNote)
+_decoder: msgspec.msgpack.Decoder[AnyControlMessage] = msgspec.msgpack.Decoder(AnyControlMessage)
 _negotiated = msgspec.msgpack.Decoder(Negotiated)
 
 
-def send(sock: socket.socket, note: Note, fds: tuple[int, ...] = ()) -> None:
+def send(sock: socket.socket, note: ControlMessage, fds: tuple[int, ...] = ()) -> None:
     """Sends without blocking. Raises OSError: BlockingIOError when the peer does not read."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # which `socket.send_fds` does not pass on
     sock.sendmsg([_encoder.encode(note)], rights, flags)
 
 
-def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
+def receive(sock: socket.socket) -> tuple[AnyControlMessage | None, list[int]]:
     """Returns a message and its descriptors (close-on-exec), which the caller owns; None at the
     end. Blocks as the socket does. Raises OSError, ProtocolError (after closing descriptors)."""
     room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)

@@ -27,7 +27,7 @@ from cachefs.core.errors import (
     ProtocolError,
     Throttled,
 )
-from cachefs.doors.guard import is_own_name
+from cachefs.network.guard import is_loopback_name
 from master.server.admin import openapi, routes
 from master.server.admin.at import At, Backend, Reply
 from master.server.admin.routes import Route
@@ -131,7 +131,7 @@ class AdminApp:
         return _reply(await asked.route.handler(at))
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        if self._on_loopback and not is_own_name(request.headers.get("Host", "")):
+        if self._on_loopback and not is_loopback_name(request.headers.get("Host", "")):
             raise Refused(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "this server is reached by names of its own machine only",

@@ -15,7 +15,7 @@ import msgspec
 
 from cachefs.core import errors, policies
 from cachefs.core import messages as m
-from cachefs.core.jobs import JobFailure, JobShown
+from cachefs.core.jobs import JobFailure, JobStatus
 from cachefs.core.model import Inode, Kind, NamespaceId
 from master.state.policies import PolicyTable
 
@@ -33,7 +33,7 @@ class FakeNode:
         for path, size in files.items():
             self._add(path, size)
         self.cached = {self.inodes[path].ino: size for path, size in (cached or {}).items()}
-        self.jobs: dict[int, list[JobShown]] = {}  # what each look at one shows, the last for ever
+        self.jobs: dict[int, list[JobStatus]] = {}  # what each look at one shows, the last for ever
         self.failed: list[JobFailure] = []
         self.syncs: list[m.SyncReply] = []  # answers, one after the other
         self.hang_ups = 0  # so many questions about jobs and syncs are answered by an end
@@ -104,7 +104,7 @@ class FakeNode:
                 return m.Done()
         raise AssertionError(f"unexpected {body}")
 
-    def _job(self, job: int) -> JobShown:
+    def _job(self, job: int) -> JobStatus:
         if job not in self.jobs:
             raise errors.NotFound(f"no job {job}")
         states = self.jobs[job]

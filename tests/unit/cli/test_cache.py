@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.core.model import UfsSpec
-from cachefs.launcher import kept
+from cachefs.launcher import cache_record
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, source_id, write_pointer
 from tests.unit.cli.test_commands import ok, refused
 
@@ -34,7 +34,7 @@ def keep(home: StateHome, spec: UfsSpec, cache: Path | None = None, *, noted: bo
     (directory / "namespace" / "data.mdb").write_bytes(b"n" * 4096)
     (directory / "server.lock").touch()
     if noted:
-        kept.note(directory, spec.url, [str(cache)])
+        cache_record.note(directory, spec.url, [str(cache)])
     return directory
 
 
@@ -123,7 +123,7 @@ def test_rm_of_what_is_used_removes_nothing(
 ) -> None:
     """Whatever shows that it is used. The pid is that of this test."""
     monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid: pid == os.getpid())
-    monkeypatch.setattr("cachefs.launcher.remains.is_ours", lambda pid: pid == os.getpid())
+    monkeypatch.setattr("cachefs.launcher.cache_entries.is_ours", lambda pid: pid == os.getpid())
     directory = caches["old"]
     held = -1
     if how == "server":

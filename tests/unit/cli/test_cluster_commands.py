@@ -518,7 +518,7 @@ def test_a_lost_worker_is_one_that_does_not_answer(
 
 def test_workers_that_fail_alike_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     alike = [f"{n:032x}: no answer within 10 s" for n in range(1 << 124, (1 << 124) + 7)]
-    assert output.warn_of_silent([*alike, f"{BOB}: this token is not known"]) == 3
+    assert output.warn_no_answer([*alike, f"{BOB}: this token is not known"]) == 3
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == [
         f"cachefs: warning: 7 workers ({', '.join(['10000000'] * 5)}, …): no answer within 10 s",

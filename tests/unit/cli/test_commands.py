@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import mountpoint, places, session, settings
+from cachefs.cli import job_servers, mountpoint, session, settings
 from cachefs.cli.commands import doctor, down, logs, mount, umount
 from cachefs.cli.commands import status as status_module
 from cachefs.cli.masters import Masters
@@ -50,7 +50,7 @@ def node(home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     home.write_mount(MountRecord("/mnt/data", spec, os.getpid(), str(socket_path), uid=0, gid=0))
     line = Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())
     table = MountTable([line])
-    for module in (session, places):
+    for module in (session, job_servers):
         monkeypatch.setattr(module, "read_mounts", lambda: table)
     monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
     with FakeNode(FILES, CACHED).listening(socket_path) as served:
@@ -339,7 +339,7 @@ def test_verbs_from_elsewhere_name_commands_that_exist() -> None:
 def test_every_command_takes_the_settings_that_the_table_says() -> None:
     """Also that of connections: on each command that asks, and on groups."""
     from cachefs.cli.app import cachefs
-    from cachefs.core.settings import ASKERS, EVERY, SETTINGS
+    from cachefs.core.settings import CLIENT_COMMANDS, EVERY, SETTINGS
 
     found = {
         name.removeprefix("cachefs "): {param.name for param in command.params} & set(BY_NAME)
@@ -349,7 +349,7 @@ def test_every_command_takes_the_settings_that_the_table_says() -> None:
         known = name if name in EVERY else name.split()[0]
         said = {one.name for one in SETTINGS if known in one.commands}
         assert taken == said, f"cachefs {name}"
-        if known in ASKERS:
+        if known in CLIENT_COMMANDS:
             assert {"master", "token_file", "tls", "tls_ca", "home"} <= taken
     assert set(EVERY) <= set(found)
 

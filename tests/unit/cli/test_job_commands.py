@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cachefs.cli import job_views, places
+from cachefs.cli import job_servers, job_views
 from cachefs.cli.commands import load, sync
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import BadConfig, Unreachable
-from cachefs.core.jobs import JobFailure, JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobFailure, JobSpec, JobState, JobStatus
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
-from cachefs.core.syncs import Change, ChangeKind, SyncShown
+from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.fake_master import FakeMaster
 from tests.unit.cli.fake_node import FakeNode
@@ -32,10 +32,10 @@ SPEC = JobSpec((b"d",))
 RUNS, ENDED = JobState.LOADING, JobState.SUCCEEDED
 
 
-def shown(state: JobState, done: int, failed: int = 0, **more: object) -> JobShown:
+def shown(state: JobState, done: int, failed: int = 0, **more: object) -> JobStatus:
     """Job 7, of four files of 1 MiB."""
     fields: dict[str, object] = {"listing_done": True, "elapsed_s": 2.0, "path_count": 1, **more}
-    return JobShown(
+    return JobStatus(
         job=7,
         state=state,
         paths=[b"d"],
@@ -61,7 +61,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture(autouse=True)
 def mounted(monkeypatch: pytest.MonkeyPatch) -> MountTable:
     table = MountTable([Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())])
-    monkeypatch.setattr(places, "read_mounts", lambda: table)
+    monkeypatch.setattr(job_servers, "read_mounts", lambda: table)
     return table
 
 
@@ -219,7 +219,7 @@ def test_a_suggested_command_has_the_flags_that_it_needs(
 
 
 def test_a_silence_is_said_once_for_each_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "PAUSE_S", 0.0)
+    monkeypatch.setattr(job_servers, "PAUSE_S", 0.0)
     causes = ["refused", "refused", "refused", "reset", "refused"]
     heard: list[str] = []
 
@@ -228,7 +228,7 @@ def test_a_silence_is_said_once_for_each_cause(monkeypatch: pytest.MonkeyPatch) 
             raise Unreachable(causes.pop(0))
         return "an answer"
 
-    assert places.insist(ask, lambda err: heard.append(err.cause)) == "an answer"
+    assert job_servers.insist(ask, lambda err: heard.append(err.cause)) == "an answer"
     assert heard == ["refused", "reset", "refused"]
 
 
@@ -299,9 +299,9 @@ def test_what_a_job_waits_for_is_said_once_at_once(node: FakeNode, run: Run) -> 
     waiting = [shown(RUNS, 0, elapsed_s=t / 10, message=why) for t in range(20)]
     node.jobs[7] = [*waiting, shown(RUNS, 1), shown(ENDED, 4)]
     _, out, err = run("load", "--wait", "/mnt/data")
-    waits, goes_on = err.splitlines()
+    waits, may_prefetch = err.splitlines()
     assert waits.endswith(f", {why}")
-    assert why not in goes_on + out
+    assert why not in may_prefetch + out
     node.jobs[7] = [waiting[0]]
     assert f"  now       {why}" in ok(run("jobs", "show", "7")).splitlines()
 
@@ -351,7 +351,7 @@ def test_jobs_are_listed_and_shown(node: FakeNode, run: Run) -> None:
 def test_where_nothing_is_mounted_a_cluster_must_be_named(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "read_mounts", lambda: MountTable([]))
+    monkeypatch.setattr(job_servers, "read_mounts", lambda: MountTable([]))
     assert "name a cluster" in refused(run("jobs"))
     assert "not under a CacheFS mount" in refused(run("load", "/somewhere"))
 
@@ -383,7 +383,7 @@ def test_a_number_that_several_sources_have_needs_a_place(
         Mount("0:51", "/", "/mnt/b", "fuse.cachefs", "s3://other", ()),
     ]
     table = MountTable(lines)
-    for module in ("session", "places"):
+    for module in ("session", "job_servers"):
         monkeypatch.setattr(f"cachefs.cli.{module}.read_mounts", lambda: table)
     node.jobs = {7: [shown(RUNS, 2)]}
     other = FakeNode(FILES)
@@ -406,7 +406,7 @@ def test_a_number_that_several_sources_have_needs_a_place(
 
 @pytest.fixture
 def master() -> Iterator[FakeMaster]:
-    job = JobShown(3, ENDED, [b"imagenet"], 1, SPEC, listing_done=True)
+    job = JobStatus(3, ENDED, [b"imagenet"], 1, SPEC, listing_done=True)
     scripts = {
         m.SetPolicy: lambda call: m.PolicySet(call.policy),
         c.Greeting: lambda _: c.Greeted(NamespaceId(b"n" * 16)),
@@ -445,7 +445,7 @@ def test_a_load_of_a_clusters_path_asks_its_master(master: FakeMaster, run: Run)
 
 def syncing(state: str, *changes: Change, **more: object) -> m.SyncReply:
     fields: dict[str, object] = {"directories": 1, "names": 1200, **more}
-    return m.SyncReply(SyncShown(5, state, b"d", **fields), [*changes])  # type: ignore[arg-type]
+    return m.SyncReply(SyncStatus(5, state, b"d", **fields), [*changes])  # type: ignore[arg-type]
 
 
 def test_a_sync_says_what_changed(node: FakeNode, run: Run) -> None:
@@ -510,7 +510,7 @@ def test_an_interrupted_sync_is_ended(
     assert node.asked[-1].stop
 
 
-class Nowhere(places.Place):
+class Nowhere(job_servers.Place):
     def shown(self, path: bytes) -> str:
         return f"/mnt/{path.decode()}"
 
@@ -529,4 +529,4 @@ def test_on_a_terminal_a_sync_shows_how_far_it_is_below_its_changes(
 
 
 def test_words_of_counts() -> None:
-    assert sync.counts(SyncShown(1, "done", b"", names=1)).startswith("0 directories, 1 name: ")
+    assert sync.counts(SyncStatus(1, "done", b"", names=1)).startswith("0 directories, 1 name: ")

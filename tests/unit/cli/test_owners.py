@@ -67,26 +67,26 @@ def test_umount_names_the_owner_of_another_users_mount(
 def test_root_finds_the_record_in_the_home_of_its_user(
     home: StateHome, home_of_user: StateHome
 ) -> None:
-    found = owners.find_recorded(mount_of(USER), home)
+    found = owners.find_record_and_home(mount_of(USER), home)
     assert found is not None
     assert (found.record.mountpoint, found.home.path) == ("/mnt/data", home_of_user.path)
     assert owners.find_record(mount_of(USER), home_of_user) == found.record, "--home works as well"
-    assert owners.find_recorded(mount_of(0), home) is None
-    assert owners.find_recorded(mount_of(USER, "/mnt/other"), home) is None
+    assert owners.find_record_and_home(mount_of(0), home) is None
+    assert owners.find_record_and_home(mount_of(USER, "/mnt/other"), home) is None
 
 
 def test_an_ordinary_user_does_not_look_into_other_homes(
     home: StateHome, home_of_user: StateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: USER + 1)
-    assert owners.find_recorded(mount_of(USER), home) is None
+    assert owners.find_record_and_home(mount_of(USER), home) is None
 
 
 def test_a_record_that_leads_to_the_socket_of_a_third_user_is_not_taken(
     home: StateHome, home_of_user: StateHome
 ) -> None:
     (home_of_user.path / "none.sock").touch()  # root's
-    assert owners.find_recorded(mount_of(USER), home) is None
+    assert owners.find_record_and_home(mount_of(USER), home) is None
 
 
 def test_status_says_whose_a_mount_without_a_record_is(
@@ -129,7 +129,7 @@ def test_a_record_of_another_mount_point_is_not_taken(
     """Root would be told to unmount what the user wrote there."""
     (path,) = (home_of_user.path / "mounts").glob("*.json")
     replace_record(home_of_user, path.read_text().replace("/mnt/data", "/mnt/x; reboot"))
-    assert owners.find_recorded(mount_of(USER), home) is None
+    assert owners.find_record_and_home(mount_of(USER), home) is None
     assert home_of_user.mount_records() == []
 
 
@@ -138,7 +138,7 @@ def test_a_record_that_is_none_is_passed_over(
     text: str, home: StateHome, home_of_user: StateHome
 ) -> None:
     replace_record(home_of_user, text)
-    assert owners.find_recorded(mount_of(USER), home) is None
+    assert owners.find_record_and_home(mount_of(USER), home) is None
 
 
 def test_processes_of_others_in_a_record_are_passed_over(

@@ -7,10 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from cachefs.cli.commands.top_view import Look, NodeLook, document, frame, lines, node_look, summed
+from cachefs.cli.commands.top_view import (
+    Look,
+    NodeSample,
+    document,
+    frame,
+    lines,
+    node_sample,
+    summed,
+)
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.jobs import JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobSpec, JobState, JobStatus
 from cachefs.core.placement import View
 from cachefs.core.policies import Policy
 from tests.unit.cli.conftest import Run
@@ -19,7 +27,7 @@ from tests.unit.cli.fake_node import FakeNode
 from tests.unit.cli.test_commands import node, ok, refused
 
 __all__ = ["node"]  # a fixture
-JOB = JobShown(
+JOB = JobStatus(
     7,
     JobState.LOADING,
     [b"train", b"val"],
@@ -34,12 +42,12 @@ JOB = JobShown(
 )
 
 
-def look(at_s: float, *nodes: NodeLook, **more: Any) -> Look:
+def look(at_s: float, *nodes: NodeSample, **more: Any) -> Look:
     return Look(at_s, "x", [*nodes], **{"paths": {}, "slow": {}, "jobs": [], **more})
 
 
-def counted(name: str = "a", **counts: int) -> NodeLook:
-    return NodeLook(name, used_bytes=10, limit_bytes=40, **counts)
+def counted(name: str = "a", **counts: int) -> NodeSample:
+    return NodeSample(name, used_bytes=10, limit_bytes=40, **counts)
 
 
 def test_rates_are_what_grew_between_two_looks() -> None:
@@ -114,7 +122,7 @@ def test_a_document_for_programs_says_the_same() -> None:
 
 
 def test_a_worker_of_an_older_version_has_fewer_facts() -> None:
-    old = node_look("x", "serving", {"origin_bytes": 5}, used_bytes=1, limit_bytes=2)
+    old = node_sample("x", "serving", {"origin_bytes": 5}, used_bytes=1, limit_bytes=2)
     assert (old.origin_bytes, old.hits, old.fills) == (5, 0, 0)
 
 

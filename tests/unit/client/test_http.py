@@ -65,7 +65,7 @@ def test_a_stopped_process_is_noticed_before_the_time_of_a_long_question(
     monkeypatch: pytest.MonkeyPatch, master: FakeMaster
 ) -> None:
     """The kernel accepts the connection of a process that SIGSTOP holds."""
-    monkeypatch.setattr("cachefs.client.http.GREET_S", 0.05)
+    monkeypatch.setattr("cachefs.client.http.PROBE_TIMEOUT_S", 0.05)
     start = time.monotonic()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,

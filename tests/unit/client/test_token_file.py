@@ -118,10 +118,10 @@ def test_callers_without_a_loop_look_now_and_then(file: Path) -> None:
     tokens = TokenFile(str(file), lambda: now)
     file.write_text(NEW)
     now = LOOK_S - 0.1
-    tokens.look_now_and_then()
+    tokens.check_if_due()
     assert tokens.headers == {HEADER: header_of(OLD)}
     now = LOOK_S
-    tokens.look_now_and_then()
+    tokens.check_if_due()
     assert tokens.headers == {HEADER: header_of(NEW)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.fetch.lanes import Lanes
+from connectors.fetch.connection_pool import ConnectionPool
 from tests.services.authority import Authority
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import RawServer
@@ -65,7 +65,7 @@ def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RawServer]:
 
 
 @pytest.fixture
-def source() -> Iterator[Lanes]:
-    made = Lanes()
+def source() -> Iterator[ConnectionPool]:
+    made = ConnectionPool()
     yield made
     made.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pycurl
 
-from connectors.fetch.request import Get
+from connectors.fetch.request import HttpRequest
 
 LIMIT_S = 20.0  # of every wait
 
@@ -164,11 +164,11 @@ def _head(sock: socket.socket) -> bytes:
     return got
 
 
-def get(server: RawServer, target: str) -> Get:
+def get(server: RawServer, target: str) -> HttpRequest:
     """Returns a request for all of a file."""
     size = size_of(target)
     answer = ("etag", target), ("content-range", f"bytes 0-{size - 1}/{size}")
     options = {pycurl.PROXY: ""}
     if server.certificate is not None:
         options[pycurl.CAINFO] = str(server.certificate)
-    return Get(server.url + target, ("X-Test: 1",), size, options, answer)
+    return HttpRequest(server.url + target, ("X-Test: 1",), size, options, answer)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from connectors.asking import MOST_FAILURES, Turns
+from connectors.small_read_choice import MOST_FAILURES, SmallReadChoice
 
 KEPT_S = 60.0
 SEED = random.SystemRandom().getrandbits(32)
@@ -15,7 +15,7 @@ SEED = random.SystemRandom().getrandbits(32)
 class Rig:
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.turns: Turns[str] = Turns(KEPT_S, lambda: self.now_s)
+        self.turns: SmallReadChoice[str] = SmallReadChoice(KEPT_S, lambda: self.now_s)
 
     def reads_by_threads(self, means: str = "means") -> int:
         """Returns how many come before the turn of the one thread."""

@@ -12,9 +12,9 @@ import pytest
 from cachefs.core.model import UfsSpec
 from connectors import idle
 from connectors.compose import open_connector
-from connectors.fetch import lanes
-from connectors.fetch.lanes import Lanes
-from connectors.fetch.request import Made
+from connectors.fetch import connection_pool
+from connectors.fetch.connection_pool import ConnectionPool
+from connectors.fetch.request import NewConnections
 from connectors.meter import Meter
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get, reply
@@ -34,49 +34,49 @@ def meter() -> Meter:
 
 
 @pytest.fixture
-def counted(meter: Meter) -> Iterator[Lanes]:
-    made = Lanes(meter.made)
+def counted(meter: Meter) -> Iterator[ConnectionPool]:
+    made = ConnectionPool(meter.made)
     yield made
     made.close()
 
 
-def figures(meter: Meter) -> Made:
+def figures(meter: Meter) -> NewConnections:
     found = meter.snapshot()
-    return Made(found.connections, found.handshakes)
+    return NewConnections(found.connections, found.handshakes)
 
 
-def of_server(raw: RawServer) -> Made:
-    return Made(raw.connections, len(raw.resumed))
+def of_server(raw: RawServer) -> NewConnections:
+    return NewConnections(raw.connections, len(raw.resumed))
 
 
 def test_a_kept_connection_makes_no_second_handshake(
-    raw: RawServer, counted: Lanes, meter: Meter
+    raw: RawServer, counted: ConnectionPool, meter: Meter
 ) -> None:
     for number in range(5):
         assert read(counted, get(raw, f"/{number}/1000"))[1] is None
-    assert figures(meter) == of_server(raw) == Made(1, 1 if raw.certificate else 0)
+    assert figures(meter) == of_server(raw) == NewConnections(1, 1 if raw.certificate else 0)
 
 
 def test_a_new_connection_resumes_the_session(
-    raw: RawServer, counted: Lanes, meter: Meter, monkeypatch: pytest.MonkeyPatch
+    raw: RawServer, counted: ConnectionPool, meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the lane was closed meanwhile. Only the server knows that it was resumed."""
     assert read(counted, get(raw, "/f/1000"))[1] is None
-    monkeypatch.setattr(lanes, "KEPT_S", 0.0)
+    monkeypatch.setattr(connection_pool, "KEPT_S", 0.0)
     for _ in range(3):
         assert read(counted, get(raw, "/f/1000"))[1] is None
-    assert figures(meter) == of_server(raw) == Made(4, 4 if raw.certificate else 0)
+    assert figures(meter) == of_server(raw) == NewConnections(4, 4 if raw.certificate else 0)
     assert raw.resumed in ([], [False, True, True, True])
 
 
-def small_reads(raw: RawServer, count: int) -> list[Made]:
+def small_reads(raw: RawServer, count: int) -> list[NewConnections]:
     """Reads many small files, `AT_ONCE` at a time; returns what each read told."""
     many, places = ManyThread(), threading.Semaphore(AT_ONCE)
-    told: list[Made] = []
+    told: list[NewConnections] = []
     wrong: list[str] = []
 
     def start(target: str) -> None:
-        def taken(body: memoryview | None, came: int, code: str, made: Made) -> None:
+        def taken(body: memoryview | None, came: int, code: str, made: NewConnections) -> None:
             told.append(made)
             if body is None or bytes(body) != content(target, 1000):
                 wrong.append(f"{target}: {code}")
@@ -97,7 +97,7 @@ def small_reads(raw: RawServer, count: int) -> list[Made]:
 def test_many_small_reads_make_few_connections(raw: RawServer) -> None:
     told = small_reads(raw, SMALL_READS)
     assert len(told) == SMALL_READS
-    assert Made(*(sum(column) for column in zip(*told, strict=True))) == of_server(raw)
+    assert NewConnections(*(sum(column) for column in zip(*told, strict=True))) == of_server(raw)
     assert raw.connections <= AT_ONCE
     assert not any(made.connections for made in told[SMALL_READS // 2 :])
 
@@ -125,11 +125,11 @@ def test_the_figures_of_a_source_are_those_of_its_server(server: ScriptedS3, met
         assert bytes(source.read_all(b"f", VERSION)) == DATA
     ask = source.ask(b"f", VERSION)
     assert ask is not None
-    ask.made(Made(3, 2))
+    ask.made(NewConnections(3, 2))
     source.close()
     handshakes = server.connections if server.tls else 0
     assert server.connections == 2 * READS
-    assert figures(meter) == Made(server.connections + 3, handshakes + 2)
+    assert figures(meter) == NewConnections(server.connections + 3, handshakes + 2)
 
 
 # ---- connections that nobody uses ----
@@ -140,7 +140,7 @@ def descriptors() -> int:
 
 
 def test_idle_lanes_give_their_descriptors_back(
-    raw: RawServer, counted: Lanes, monkeypatch: pytest.MonkeyPatch
+    raw: RawServer, counted: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the call of a server, without a request."""
     before = descriptors()
@@ -164,7 +164,7 @@ def test_idle_lanes_give_their_descriptors_back(
     assert kept >= before + 8 * 4
     idle.close_idle()
     assert descriptors() == kept, "they were used just now"
-    monkeypatch.setattr(lanes, "KEPT_S", 0.0)
+    monkeypatch.setattr(connection_pool, "KEPT_S", 0.0)
     idle.close_idle()
     raw.wait(lambda: raw.has_ended(8), "the server sees the ends")
     assert descriptors() <= before + 8, "of the server's ends of the connections at most"

@@ -17,9 +17,9 @@ import pycurl
 import pytest
 
 from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
-from connectors.fetch import exchange, lanes
-from connectors.fetch.lanes import CHUNK_BYTES, Lanes
-from connectors.fetch.request import Get
+from connectors.fetch import connection_pool, exchange
+from connectors.fetch.connection_pool import CHUNK_BYTES, ConnectionPool
+from connectors.fetch.request import HttpRequest
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get, reply
 
@@ -28,7 +28,7 @@ IN_FLIGHT_BYTES = 16 << 20  # what sockets hold that a client reads no more
 SEED = random.SystemRandom().getrandbits(32)
 
 
-def read(source: Lanes, request: Get) -> tuple[bytes, CacheFSError | None]:
+def read(source: ConnectionPool, request: HttpRequest) -> tuple[bytes, CacheFSError | None]:
     """What came of a right reply, and the error that ended it."""
     got = bytearray()
     try:
@@ -45,14 +45,14 @@ def read(source: Lanes, request: Get) -> tuple[bytes, CacheFSError | None]:
 
 
 @pytest.mark.parametrize("size", [1, 1000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, LARGE])
-def test_a_body_comes_in_pages(raw: RawServer, source: Lanes, size: int) -> None:
+def test_a_body_comes_in_pages(raw: RawServer, source: ConnectionPool, size: int) -> None:
     body = source.get(get(raw, f"/f/{size}"), "path")
     chunks = [bytes(chunk) for chunk in body]
     assert b"".join(chunks) == content(f"/f/{size}", size)
     assert [len(chunk) for chunk in chunks[:-1]] == [CHUNK_BYTES] * (len(chunks) - 1)
 
 
-def test_a_kept_connection_is_used_again(raw: RawServer, source: Lanes) -> None:
+def test_a_kept_connection_is_used_again(raw: RawServer, source: ConnectionPool) -> None:
     for number in range(5):
         target = f"/{number}/100000"
         assert read(source, get(raw, target)) == (content(target, 100_000), None)
@@ -60,9 +60,9 @@ def test_a_kept_connection_is_used_again(raw: RawServer, source: Lanes) -> None:
 
 
 def test_one_that_was_kept_for_long_is_not(
-    raw: RawServer, source: Lanes, monkeypatch: pytest.MonkeyPatch
+    raw: RawServer, source: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "KEPT_S", 0.0)
+    monkeypatch.setattr(connection_pool, "KEPT_S", 0.0)
     for number in range(3):
         assert read(source, get(raw, f"/{number}/100"))[1] is None
     assert raw.connections == 3
@@ -70,7 +70,7 @@ def test_one_that_was_kept_for_long_is_not(
 
 @pytest.mark.parametrize("how", ["after it answered", "as it is asked"])
 def test_a_kept_connection_that_the_server_closed_is_replaced(
-    raw: RawServer, source: Lanes, how: str
+    raw: RawServer, source: ConnectionPool, how: str
 ) -> None:
     def script(came: Came) -> bool:
         if came.number == 1:
@@ -83,7 +83,7 @@ def test_a_kept_connection_that_the_server_closed_is_replaced(
         assert read(source, get(raw, f"/{number}/100")) == (content(f"/{number}/100", 100), None)
 
 
-def test_one_that_breaks_within_its_answer_is_not(raw: RawServer, source: Lanes) -> None:
+def test_one_that_breaks_within_its_answer_is_not(raw: RawServer, source: ConnectionPool) -> None:
     def script(came: Came) -> bool:
         came.sock.sendall(reply(came.target)[: -50 if came.number else None])
         return came.number == 0
@@ -96,7 +96,7 @@ def test_one_that_breaks_within_its_answer_is_not(raw: RawServer, source: Lanes)
     assert len(raw.requests) == 2
 
 
-def test_a_content_encoding_is_left_as_it_is(raw: RawServer, source: Lanes) -> None:
+def test_a_content_encoding_is_left_as_it_is(raw: RawServer, source: ConnectionPool) -> None:
     """The object was stored so, and its size and checksum are those of the stored bytes."""
 
     def script(came: Came) -> bool:
@@ -107,7 +107,9 @@ def test_a_content_encoding_is_left_as_it_is(raw: RawServer, source: Lanes) -> N
     assert read(source, get(raw, "/f/1000")) == (content("/f/1000", 1000), None)
 
 
-def test_what_a_reader_does_not_take_the_server_keeps(raw: RawServer, source: Lanes) -> None:
+def test_what_a_reader_does_not_take_the_server_keeps(
+    raw: RawServer, source: ConnectionPool
+) -> None:
     sent = []
 
     def script(came: Came) -> bool:
@@ -127,7 +129,7 @@ def test_what_a_reader_does_not_take_the_server_keeps(raw: RawServer, source: La
     assert first + b"".join(bytes(chunk) for chunk in chunks) == content(f"/f/{size}", size)
 
 
-def test_no_body_comes_to_another_request(raw: RawServer, source: Lanes) -> None:
+def test_no_body_comes_to_another_request(raw: RawServer, source: ConnectionPool) -> None:
     """Threads begin and give up bodies, on lanes that they share."""
     print(f"seed {SEED}")
     wrong: list[str] = []
@@ -159,7 +161,7 @@ def test_no_body_comes_to_another_request(raw: RawServer, source: Lanes) -> None
 
 
 @pytest.mark.parametrize("at", [0, 10, 60, 120, 200, 10_000])
-def test_a_reply_that_is_cut(raw: RawServer, source: Lanes, at: int) -> None:
+def test_a_reply_that_is_cut(raw: RawServer, source: ConnectionPool, at: int) -> None:
     def script(came: Came) -> bool:
         came.sock.sendall(reply(came.target)[:at])
         return False
@@ -173,10 +175,10 @@ def test_a_reply_that_is_cut(raw: RawServer, source: Lanes, at: int) -> None:
 
 @pytest.mark.parametrize("after", [0, 5, 5000])
 def test_a_reply_that_stands_still(
-    raw: RawServer, source: Lanes, monkeypatch: pytest.MonkeyPatch, after: int
+    raw: RawServer, source: ConnectionPool, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(lanes, "SILENCE_LIMIT_S", 0.2)
-    monkeypatch.setattr(lanes, "CHUNK_LIMIT_S", 0.2)
+    monkeypatch.setattr(connection_pool, "SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr(connection_pool, "CHUNK_LIMIT_S", 0.2)
     done = threading.Event()
 
     def script(came: Came) -> bool:
@@ -192,7 +194,7 @@ def test_a_reply_that_stands_still(
     assert "in time" in error.cause
 
 
-def test_a_close_ends_a_read_in_another_thread(raw: RawServer, source: Lanes) -> None:
+def test_a_close_ends_a_read_in_another_thread(raw: RawServer, source: ConnectionPool) -> None:
     go_on = threading.Event()
 
     def script(came: Came) -> bool:
@@ -219,7 +221,7 @@ def test_a_close_ends_a_read_in_another_thread(raw: RawServer, source: Lanes) ->
 
 @pytest.mark.parametrize("status", ["403 Forbidden", "500 Internal Server Error"])
 def test_of_a_refusal_only_the_beginning_is_read(
-    raw: RawServer, source: Lanes, status: str
+    raw: RawServer, source: ConnectionPool, status: str
 ) -> None:
     """A body of 300 MB makes no process grow."""
     size, sent = 300_000_000, [0]
@@ -241,7 +243,7 @@ def test_of_a_refusal_only_the_beginning_is_read(
 
 
 @pytest.mark.parametrize("extra", ["", "Content-Length: 0x64", "Content-Range: bytes 7-9/10"])
-def test_a_head_of_many_headers(raw: RawServer, source: Lanes, extra: str) -> None:
+def test_a_head_of_many_headers(raw: RawServer, source: ConnectionPool, extra: str) -> None:
     """It is bounded; one that says a thing twice says nothing."""
 
     def script(came: Came) -> bool:
@@ -259,7 +261,7 @@ def test_a_head_of_many_headers(raw: RawServer, source: Lanes, extra: str) -> No
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_head_of_any_bytes(source: Lanes, seed: int) -> None:
+def test_a_head_of_any_bytes(source: ConnectionPool, seed: int) -> None:
     """Either all of the body comes, and it is right, or an error."""
     rng = random.Random(seed)
     raw = RawServer()
@@ -290,7 +292,7 @@ def test_a_head_of_any_bytes(source: Lanes, seed: int) -> None:
 # ---- TLS ----
 
 
-def failed(source: Lanes, request: Get) -> CacheFSError:
+def failed(source: ConnectionPool, request: HttpRequest) -> CacheFSError:
     with pytest.raises(CacheFSError) as caught:
         source.get(request, "path")
     assert "\n" not in caught.value.one_line()
@@ -306,7 +308,7 @@ def serving(certificate: Path) -> Iterator[RawServer]:
         server.close()
 
 
-def test_a_certificate_that_has_expired(source: Lanes, tmp_path: Path) -> None:
+def test_a_certificate_that_has_expired(source: ConnectionPool, tmp_path: Path) -> None:
     with serving(make_certificate(tmp_path / "c", ends_in_days=-1)) as server:
         error = failed(source, get(server, "/f/10"))
     assert isinstance(error, Unreachable)
@@ -314,7 +316,7 @@ def test_a_certificate_that_has_expired(source: Lanes, tmp_path: Path) -> None:
     assert "renew" in error.remedy
 
 
-def test_a_certificate_of_another_host(source: Lanes, tmp_path: Path) -> None:
+def test_a_certificate_of_another_host(source: ConnectionPool, tmp_path: Path) -> None:
     with serving(make_certificate(tmp_path / "c", address="10.9.8.7")) as server:
         error = failed(source, get(server, "/f/10"))
     assert isinstance(error, Unreachable)
@@ -322,7 +324,7 @@ def test_a_certificate_of_another_host(source: Lanes, tmp_path: Path) -> None:
     assert "--endpoint-url" in error.remedy
 
 
-def test_a_certificate_that_nobody_trusts(source: Lanes, tmp_path: Path) -> None:
+def test_a_certificate_that_nobody_trusts(source: ConnectionPool, tmp_path: Path) -> None:
     other = make_certificate(tmp_path / "other")
     with serving(make_certificate(tmp_path / "c")) as server:
         request = get(server, "/f/10")
@@ -332,7 +334,7 @@ def test_a_certificate_that_nobody_trusts(source: Lanes, tmp_path: Path) -> None
     assert "--ca-bundle" in error.remedy
 
 
-def test_a_file_of_certificates_that_is_none(source: Lanes, tmp_path: Path) -> None:
+def test_a_file_of_certificates_that_is_none(source: ConnectionPool, tmp_path: Path) -> None:
     with serving(make_certificate(tmp_path / "c")) as server:
         request = get(server, "/f/10")
         error = failed(source, request._replace(options={pycurl.CAINFO: str(tmp_path / "none")}))
@@ -351,7 +353,7 @@ TLS_REFUSED = struct.pack("!BHHBB", 21, 0x0302, 2, 2, 70)  # fatal: protocol_ver
     ],
 )
 def test_a_port_that_speaks_something_else(
-    source: Lanes, said: bytes, cause: str, remedy: str
+    source: ConnectionPool, said: bytes, cause: str, remedy: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -364,14 +366,14 @@ def test_a_port_that_speaks_something_else(
         thread = threading.Thread(target=refuse)
         thread.start()
         url = f"https://127.0.0.1:{listener.getsockname()[1]}/f"
-        error = failed(source, Get(url, (), 10, {pycurl.PROXY: ""}))
+        error = failed(source, HttpRequest(url, (), 10, {pycurl.PROXY: ""}))
         thread.join(LIMIT_S)
     assert isinstance(error, Unreachable)
     assert cause in error.cause
     assert remedy in error.remedy
 
 
-def test_a_server_that_changes_its_certificate(source: Lanes, tmp_path: Path) -> None:
+def test_a_server_that_changes_its_certificate(source: ConnectionPool, tmp_path: Path) -> None:
     """The one that the client trusts comes to an end, and another follows: new connections see it,
     and it is trusted where the file names both."""
     first, second = make_certificate(tmp_path / "1"), make_certificate(tmp_path / "2")
@@ -386,7 +388,7 @@ def test_a_server_that_changes_its_certificate(source: Lanes, tmp_path: Path) ->
             sock.shutdown(socket.SHUT_RDWR)
         raw_request = request._replace(options={pycurl.CAINFO: str(both)})
         assert read(source, raw_request)[1] is None
-        assert "not trusted" in failed(Lanes(), request).cause
+        assert "not trusted" in failed(ConnectionPool(), request).cause
 
 
 def test_sessions_of_tls_are_of_one_source(tmp_path: Path) -> None:
@@ -399,7 +401,7 @@ def test_sessions_of_tls_are_of_one_source(tmp_path: Path) -> None:
         answer(came)
         return False
 
-    one, another = Lanes(), Lanes()
+    one, another = ConnectionPool(), ConnectionPool()
     with serving(make_certificate(tmp_path / "c")) as server:
         server.script = script
         for source in (one, one, another, another):
@@ -409,7 +411,7 @@ def test_sessions_of_tls_are_of_one_source(tmp_path: Path) -> None:
     another.close()
 
 
-def test_a_proxy_that_wants_credentials(source: Lanes) -> None:
+def test_a_proxy_that_wants_credentials(source: ConnectionPool) -> None:
     """For plain HTTP it answers the request itself; tunnels are in `test_fetch_proxy`."""
     proxy = RawServer()
 
@@ -419,7 +421,7 @@ def test_a_proxy_that_wants_credentials(source: Lanes) -> None:
         return False
 
     proxy.script = script
-    request = Get("http://origin.test/f", (), 10, {pycurl.PROXY: proxy.url})
+    request = HttpRequest("http://origin.test/f", (), 10, {pycurl.PROXY: proxy.url})
     try:
         with pytest.raises(Unreachable, match="the proxy wants credentials") as caught:
             source.get(request, "path")
@@ -428,7 +430,7 @@ def test_a_proxy_that_wants_credentials(source: Lanes) -> None:
         proxy.close()
 
 
-def test_a_request_has_its_own_headers_alone(raw: RawServer, source: Lanes) -> None:
+def test_a_request_has_its_own_headers_alone(raw: RawServer, source: ConnectionPool) -> None:
     """Those of the former one on the lane are gone, also where it has none itself."""
     heads: list[bytes] = []
 
@@ -443,7 +445,7 @@ def test_a_request_has_its_own_headers_alone(raw: RawServer, source: Lanes) -> N
     assert [b"X-Former" in head for head in heads] == [True, False]
 
 
-def test_no_other_protocols(source: Lanes, tmp_path: Path) -> None:
+def test_no_other_protocols(source: ConnectionPool, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"secret")
-    error = failed(source, Get(f"file://{tmp_path}/f", (), 6, {}))
+    error = failed(source, HttpRequest(f"file://{tmp_path}/f", (), 6, {}))
     assert isinstance(error, OriginError)

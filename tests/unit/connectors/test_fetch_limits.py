@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 
 from cachefs.core.errors import OriginError
-from connectors.fetch.lanes import Lanes
-from connectors.fetch.request import Get
+from connectors.fetch.connection_pool import ConnectionPool
+from connectors.fetch.request import HttpRequest
 from tests.unit.connectors.raw_http import Came, RawServer, content, get, reply
 from tests.unit.connectors.test_fetch_lanes import read
 
 
-def listed(raw: RawServer, limit: int) -> Get:
+def listed(raw: RawServer, limit: int) -> HttpRequest:
     """Asks for a body of at most `limit` bytes."""
     return get(raw, "/list/1000")._replace(size=limit, is_limit=True)
 
@@ -21,13 +21,15 @@ CHUNKED = b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("limit", [1000, 1001, 16 << 20])
-def test_a_reply_of_any_size_up_to_a_limit(raw: RawServer, source: Lanes, limit: int) -> None:
+def test_a_reply_of_any_size_up_to_a_limit(
+    raw: RawServer, source: ConnectionPool, limit: int
+) -> None:
     assert read(source, listed(raw, limit)) == (content("/list/1000", 1000), None)
     raw.script = lambda came: came.sock.sendall(CHUNKED + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n") is None
     assert read(source, listed(raw, limit)) == (b"abc", None)
 
 
-def test_a_reply_beyond_its_limit(raw: RawServer, source: Lanes) -> None:
+def test_a_reply_beyond_its_limit(raw: RawServer, source: ConnectionPool) -> None:
     _, error = read(source, listed(raw, 999))
     assert isinstance(error, OriginError)
     assert "more than" in error.cause
@@ -36,7 +38,7 @@ def test_a_reply_beyond_its_limit(raw: RawServer, source: Lanes) -> None:
 @pytest.mark.parametrize("kept", [0, 1, -1])
 @pytest.mark.parametrize("is_chunked", [True, False])
 def test_a_reply_of_any_size_that_is_cut(
-    raw: RawServer, source: Lanes, is_chunked: bool, kept: int
+    raw: RawServer, source: ConnectionPool, is_chunked: bool, kept: int
 ) -> None:
     """It is never taken for a shorter one: also where but the last bytes of its end are lost."""
     whole = reply("/list/1000")

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from cachefs.core.errors import BY_CODE
-from connectors.fetch import many as many_module
-from connectors.fetch.many import BODY_BYTES, KEPT_BYTES
-from connectors.fetch.request import AT_ONCE, Get, Made, parse_head
+from connectors.fetch import batch_reader as many_module
+from connectors.fetch.batch_reader import BODY_BYTES, KEPT_BYTES
+from connectors.fetch.request import AT_ONCE, HttpRequest, NewConnections, parse_head
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.raw_http import (
     LIMIT_S,
@@ -40,10 +40,10 @@ class Reads:
         self.many = self.thread.many
         self._told: queue.SimpleQueue[tuple[str, bytes | None, int, str]] = queue.SimpleQueue()
 
-    def start(self, request: Get) -> bool:
+    def start(self, request: HttpRequest) -> bool:
         target = "/" + request.url.split("/", 3)[3]
 
-        def taken(body: memoryview | None, came: int, code: str, made: Made) -> None:
+        def taken(body: memoryview | None, came: int, code: str, made: NewConnections) -> None:
             self._told.put((target, None if body is None else bytes(body), came, code))
 
         return self.thread.start(request, taken)
@@ -51,7 +51,7 @@ class Reads:
     def outcome(self) -> tuple[str, bytes | None, int, str]:
         return self._told.get(timeout=LIMIT_S)
 
-    def read(self, request: Get) -> bytes | None:
+    def read(self, request: HttpRequest) -> bytes | None:
         assert self.start(request)
         target, body, came, code = self.outcome()
         if body is None:
@@ -229,7 +229,7 @@ def test_given_back_where_no_connection_comes(reads: Reads, place: str) -> None:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}/f/10"
         if place == "nobody":
             url = "http://no.such.host.invalid/f/10"
-        assert reads.read(Get(url, (), 10, {}, ())) is None
+        assert reads.read(HttpRequest(url, (), 10, {}, ())) is None
 
 
 def test_given_back_after_silence(
@@ -293,7 +293,7 @@ def test_an_error_of_who_is_told_ends_it(raw: RawServer) -> None:
     """The others are given back, and no more are taken."""
     reads, go_on = Reads(), threading.Event()
 
-    def fail(body: memoryview | None, came: int, code: str, made: Made) -> None:
+    def fail(body: memoryview | None, came: int, code: str, made: NewConnections) -> None:
         raise ZeroDivisionError
 
     def script(came: Came) -> bool:

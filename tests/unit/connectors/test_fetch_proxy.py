@@ -14,8 +14,8 @@ import pytest
 
 from cachefs.core.errors import Unreachable
 from connectors.fetch import exchange
-from connectors.fetch.lanes import Lanes
-from connectors.fetch.request import Get, Made
+from connectors.fetch.connection_pool import ConnectionPool
+from connectors.fetch.request import HttpRequest, NewConnections
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get
@@ -101,17 +101,19 @@ def proxy(origin: RawServer) -> Iterator[Tunnels]:
 
 
 @pytest.fixture
-def source() -> Iterator[Lanes]:
-    made = Lanes()
+def source() -> Iterator[ConnectionPool]:
+    made = ConnectionPool()
     yield made
     made.close()
 
 
-def by(proxy: str, request: Get) -> Get:
+def by(proxy: str, request: HttpRequest) -> HttpRequest:
     return request._replace(options={**request.options, **SIGNED, pycurl.PROXY: proxy})
 
 
-def test_a_kept_tunnel_is_used_again(origin: RawServer, proxy: Tunnels, source: Lanes) -> None:
+def test_a_kept_tunnel_is_used_again(
+    origin: RawServer, proxy: Tunnels, source: ConnectionPool
+) -> None:
     """Only the first request on it has an answer of the proxy before that of the server."""
     for number in range(4):
         target = f"/{number}/100000"
@@ -128,7 +130,7 @@ def test_small_files_use_a_kept_tunnel_again(origin: RawServer, proxy: Tunnels) 
     reads, lock = ManyThread(), threading.Semaphore(0)
     told: list[tuple[bytes | None, str]] = []
 
-    def taken(body: memoryview | None, came: int, code: str, made: Made) -> None:
+    def taken(body: memoryview | None, came: int, code: str, made: NewConnections) -> None:
         told.append((None if body is None else bytes(body), code))
         lock.release()
 
@@ -142,7 +144,7 @@ def test_small_files_use_a_kept_tunnel_again(origin: RawServer, proxy: Tunnels) 
 
 @pytest.mark.parametrize("status", [403, 404, 407, 412, 503])
 def test_the_refusal_of_a_tunnel_says_nothing_of_the_object(
-    origin: RawServer, proxy: Tunnels, source: Lanes, status: int
+    origin: RawServer, proxy: Tunnels, source: ConnectionPool, status: int
 ) -> None:
     proxy.reply = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
     with pytest.raises(Unreachable, match="the proxy") as caught:
@@ -153,7 +155,7 @@ def test_the_refusal_of_a_tunnel_says_nothing_of_the_object(
 
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
 def test_the_environment_does_not_change_the_way(
-    source: Lanes, monkeypatch: pytest.MonkeyPatch, name: str
+    source: ConnectionPool, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The source has decided on its proxy by then, and listings go by that one."""
     monkeypatch.setenv(name, "127.0.0.0/8")
@@ -178,7 +180,7 @@ def test_the_environment_does_not_change_the_way(
         direct.close()
 
 
-def test_a_header_that_looks_like_a_status_line_is_none(source: Lanes) -> None:
+def test_a_header_that_looks_like_a_status_line_is_none(source: ConnectionPool) -> None:
     raw = RawServer()
 
     def script(came: Came) -> bool:
@@ -196,7 +198,7 @@ def test_a_header_that_looks_like_a_status_line_is_none(source: Lanes) -> None:
 
 
 def test_a_file_of_certificates_that_changes_is_read_again(
-    origin: RawServer, source: Lanes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    origin: RawServer, source: ConnectionPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the handle that has read it before. The test does not wait `CERTIFICATES_S`."""
     at_once = {exchange._CA_CACHE_TIMEOUT: 0}

@@ -10,13 +10,13 @@ from pathlib import Path
 PROGRAM = """
 import socket, sys, threading, time
 import pycurl
-from connectors.fetch.lanes import Lane, Lanes
-from connectors.fetch.request import Get
+from connectors.fetch.connection_pool import CurlConnection, ConnectionPool
+from connectors.fetch.request import HttpRequest
 
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 server.bind(("127.0.0.1", 53))
-request = Get("http://hangs.test/", (), 10, {pycurl.PROXY: ""})
-lane = Lane()
+request = HttpRequest("http://hangs.test/", (), 10, {pycurl.PROXY: ""})
+lane = CurlConnection()
 lane.begin(request)
 assert not lane.wait(lambda: False, time.monotonic() + 0.2), lane.ended
 assert b"hangs" in server.recv(512), "the name is looked up"

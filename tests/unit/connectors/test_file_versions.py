@@ -16,10 +16,10 @@ import pytest
 
 from cachefs.core.errors import Stale
 from cachefs.core.model import Fingerprint
-from connectors import file, numbering
+from connectors import file, inode_numbers
 from connectors.bounds import MAX_TIME_S
 from connectors.file import COARSE_NS, NS, TICK_NS, FileConnector
-from connectors.numbering import fuse_devices
+from connectors.inode_numbers import fuse_devices
 
 OLD = b"old" * (1 << 20)  # 3 MiB: more than a chunk
 NEW = b"new" * (1 << 20)
@@ -183,11 +183,11 @@ def test_a_settled_file_is_read_at_once(where: Path) -> None:
 def test_how_long_a_ctime_may_be_given_again() -> None:
     """A file system that stores whole seconds, or even ones, gives one for that long."""
     whole, fine = 1_700_000_000 * NS, 1_700_000_000 * NS + 1
-    assert file.unsettled_ns(whole, whole) == COARSE_NS
-    assert file.unsettled_ns(whole, whole + NS) == COARSE_NS - NS
-    assert file.unsettled_ns(whole, whole + COARSE_NS) == 0
-    assert file.unsettled_ns(fine, fine) == TICK_NS
-    assert file.unsettled_ns(fine, fine + TICK_NS) == 0
+    assert file.ctime_wait_ns(whole, whole) == COARSE_NS
+    assert file.ctime_wait_ns(whole, whole + NS) == COARSE_NS - NS
+    assert file.ctime_wait_ns(whole, whole + COARSE_NS) == 0
+    assert file.ctime_wait_ns(fine, fine) == TICK_NS
+    assert file.ctime_wait_ns(fine, fine + TICK_NS) == 0
 
 
 def test_the_wall_clock_is_that_of_file_systems(where: Path) -> None:
@@ -260,7 +260,7 @@ def test_inode_numbers_of_file_systems_in_user_space_are_not_compared(
     where = f"{os.major(device)}:{os.minor(device)}".encode()
     table = [b"1 0 0:1 / /a rw shared:1 - ext4 x rw", b"2 0 %b / /b rw - fuse.sshfs x rw" % where]
     assert fuse_devices(table) == {device}
-    monkeypatch.setitem(numbering._keeps, device, False)
+    monkeypatch.setitem(inode_numbers._keeps, device, False)
     found = os.stat(tmp_path / "f")
     assert version_of(source).etag == f"0-{found.st_ctime_ns:x}"
     assert source.read(b"f", 0, 3, version_of(source))

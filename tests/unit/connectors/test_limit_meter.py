@@ -9,7 +9,7 @@ import pytest
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
 from cachefs.core.model import Fingerprint, Kind
 from connectors.compose import decorate
-from connectors.fetch.request import Ask, Get
+from connectors.fetch.request import HttpRequest, WholeFileRequest
 from connectors.limit import Limit
 from connectors.meter import Meter, Metered
 from tests.services.memory import MemoryConnector
@@ -107,12 +107,12 @@ class Asked(MemoryConnector):
         super().__init__({b"f": b"123"})
         self.told: list[tuple[int, str]] = []
 
-    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         if path == b"bad":
             raise ZeroDivisionError("nobody expected it")
         if path != b"f":
             return None
-        return Ask(Get("http://127.0.0.1:9", (), version.size, {}), self._end)
+        return WholeFileRequest(HttpRequest("http://127.0.0.1:9", (), version.size, {}), self._end)
 
     def _end(self, size_bytes: int, error: str) -> None:
         self.told.append((size_bytes, error))

@@ -12,9 +12,9 @@ from cachefs.core.errors import (
     Throttled,
     Unreachable,
 )
+from connectors.deadline import NEVER_S, bounded, until
 from connectors.limit import Limit
 from connectors.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retry, pause_s
-from connectors.until import NEVER_S, bounded, until
 from tests.services.memory import MemoryConnector
 
 

@@ -248,8 +248,8 @@ def test_a_refused_head_is_asked_for_its_words(server: ScriptedS3) -> None:
 def test_a_reply_that_stalls(
     server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, stalled: bytes, after: int | None
 ) -> None:
-    monkeypatch.setattr("connectors.fetch.lanes.SILENCE_LIMIT_S", 0.2)
-    monkeypatch.setattr("connectors.fetch.lanes.CHUNK_LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.fetch.connection_pool.SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.fetch.connection_pool.CHUNK_LIMIT_S", 0.2)
 
     def script(request: Request) -> Answer:
         if after is None:

@@ -16,7 +16,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from cachefs.core.model import Fingerprint, Kind
-from connectors.fetch.request import tell_nobody
+from connectors.fetch.request import ignore_connections
 from connectors.s3.connector import REQUESTS_S, S3Connector
 from connectors.s3.http import S3Http
 from connectors.s3.options import S3Options
@@ -74,7 +74,7 @@ def test_listings_and_heads_are_signed_as_botocore_signs(server: ScriptedS3) -> 
     """Of any prefix, name and token."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    http = S3Http("bucket", S3Options(server.url, region="us-east-1"), tell_nobody)
+    http = S3Http("bucket", S3Options(server.url, region="us-east-1"), ignore_connections)
     server.script = lambda _request: Answer()
     for text in ODD_KEYS + ["".join(rng.choices(ODD + "abc/", k=20)) for _ in range(20)]:
         query = {"list-type": "2", "prefix": text, "continuation-token": text + "=="}

@@ -16,7 +16,7 @@ from connectors.bounds import MAX_TIME_S
 from connectors.s3.listing import (
     IDLE_PAGES,
     Listing,
-    Progress,
+    ListingProgress,
     directory_page,
     parse_listing,
     tree_page,
@@ -135,7 +135,7 @@ def listing(token: str, *names: str) -> Listing:
 
 
 def test_a_page_that_names_itself_is_refused_at_once() -> None:
-    progress = Progress()
+    progress = ListingProgress()
     progress.check("", listing("a", "x/"))
     with pytest.raises(OriginError, match="names itself"):
         progress.check("a", listing("a", "y/"))
@@ -143,7 +143,7 @@ def test_a_page_that_names_itself_is_refused_at_once() -> None:
 
 def test_pages_without_names_may_follow_each_other_for_a_while() -> None:
     """A store answers so while it passes over a million deleted objects, and as slowly as it is."""
-    progress = Progress()
+    progress = ListingProgress()
     for number in range(3 * IDLE_PAGES):
         names = [f"{number:06d}/"] if number % IDLE_PAGES == 0 else []
         progress.check(str(number), listing(str(number + 1), *names))
@@ -153,7 +153,7 @@ def test_pages_without_names_may_follow_each_other_for_a_while() -> None:
 
 @pytest.mark.parametrize("names", [(), ("a/",), ("a/", "b/")])
 def test_pages_that_bring_nothing_new_have_an_end(names: tuple[str, ...]) -> None:
-    progress = Progress()
+    progress = ListingProgress()
     progress.check("", listing("0", "b/"))
     for number in range(IDLE_PAGES):
         progress.check(str(number), listing(str(number + 1), *names))

@@ -11,9 +11,9 @@ from cachefs.core import admin as a
 from cachefs.core import messages as m
 from cachefs.core.admin_syncs import Sync
 from cachefs.core.errors import BadConfig
-from cachefs.core.jobs import JobFailure, JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobFailure, JobSpec, JobState, JobStatus
 from cachefs.core.policies import Policy
-from cachefs.core.syncs import Change, ChangeKind, SyncShown
+from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 
 NAMES = st.binary(min_size=1, max_size=20).filter(
     lambda name: b"\0" not in name and b"/" not in name and name not in (b".", b"..")
@@ -45,12 +45,12 @@ def test_what_is_no_path(text: str) -> None:
 
 def test_what_comes_back_from_the_api_is_what_the_master_said() -> None:
     spec = JobSpec((b"a\xff",), 5, 7.0, True, "high")
-    shown = JobShown(3, JobState.FAILED, [b"a\xff"], 1, spec, "no room", files_found=9, eta_s=1.5)
+    shown = JobStatus(3, JobState.FAILED, [b"a\xff"], 1, spec, "no room", files_found=9, eta_s=1.5)
     assert a.Job.of(shown).shown() == shown
     failure = JobFailure(b"x%", "access-denied", "403", 2)
     assert a.FailedFile.of(failure).failure() == failure
     changes = [Change(ChangeKind.GONE, b"x/y\xfe", True)]
-    reply = m.SyncReply(SyncShown(1, "running", b"x", names=2), changes)
+    reply = m.SyncReply(SyncStatus(1, "running", b"x", names=2), changes)
     assert Sync.of(reply, 4).reply() == reply
     assert Sync.of(reply, 4).next == "5"
     at = m.PoliciesAt(
@@ -60,9 +60,9 @@ def test_what_comes_back_from_the_api_is_what_the_master_said() -> None:
 
 
 def test_a_sync_that_has_ended_and_was_read_has_no_next() -> None:
-    ended = SyncShown(1, "done", b"")
+    ended = SyncStatus(1, "done", b"")
     assert Sync.of(m.SyncReply(ended), 9).next is None
-    assert Sync.of(m.SyncReply(SyncShown(1, "running", b"")), 9).next == "9"
+    assert Sync.of(m.SyncReply(SyncStatus(1, "running", b"")), 9).next == "9"
 
 
 def test_a_request_with_a_field_that_nobody_knows_is_refused() -> None:

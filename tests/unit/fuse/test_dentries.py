@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cachefs.core.generations import Generations
+from cachefs.core.invalidation_log import InvalidationLog
 from cachefs.core.model import Inode, Kind
-from cachefs.core.noted import Noted
+from cachefs.core.two_generation_map import TwoGenerationMap
 from cachefs.fuse.dentries import NO_INO, MetadataCache, encode_inode
 
 
@@ -14,7 +14,7 @@ def put(cache: MetadataCache, parent: int, name: bytes, inode: Inode, expires_at
 
 
 def test_generations_keep_what_is_used() -> None:
-    items: Generations[int, int] = Generations(100)
+    items: TwoGenerationMap[int, int] = TwoGenerationMap(100)
     for number in range(10_000):
         items.put(number, number)
         assert items.get(0) == 0 or number == 0, "used all the time, so it stays"
@@ -61,7 +61,7 @@ def test_invalidation_ends_trust_and_keeps_what_the_ino_is() -> None:
 
 
 def test_answers_asked_for_before_an_invalidation_are_outdated() -> None:
-    noted = Noted()
+    noted = InvalidationLog()
     asked_at = noted.position
     noted.note(1, b"a")
     assert noted.is_outdated(asked_at, 1, b"a")
@@ -72,7 +72,7 @@ def test_answers_asked_for_before_an_invalidation_are_outdated() -> None:
 
 
 def test_what_is_noted_is_bounded_on_the_safe_side() -> None:
-    noted = Noted()
+    noted = InvalidationLog()
     noted.note(1, b"first")
     asked_at = noted.position - 1
     for number in range(100_000):

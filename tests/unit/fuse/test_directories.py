@@ -12,7 +12,7 @@ from cachefs.core.model import Inode, Kind
 from cachefs.fuse.directories import (
     DOTS,
     DirectoryHandle,
-    GoTo,
+    FetchPage,
     Mark,
     Page,
     Row,
@@ -33,7 +33,7 @@ def next_rows(handle: DirectoryHandle, names: list[bytes], cookie: int) -> list[
     """(name, its cookie) of what is emitted for one request; [] at the end."""
     place = handle.position(cookie)
     for _ in range(1000):
-        if not isinstance(place, GoTo):
+        if not isinstance(place, FetchPage):
             page = handle.page
             assert page is not None
             first = page.start + place + DOTS + 1

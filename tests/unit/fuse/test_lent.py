@@ -10,11 +10,11 @@ import trio.testing
 
 from cachefs.core.messages import MOST_KEPT
 from cachefs.fuse.handles import Descriptor, FileHandle, Segment
-from cachefs.fuse.lent import IDLE_TICKS, SHORT_TICKS, TICK_S, Lent
 from cachefs.fuse.pread import INLINE
+from cachefs.fuse.segment_reclaim import IDLE_TICKS, SHORT_TICKS, TICK_S, SegmentReclaimer
 
 
-def lend(lent: Lent, handle: FileHandle, start: int, keep: int = MOST_KEPT) -> int:
+def lend(lent: SegmentReclaimer, handle: FileHandle, start: int, keep: int = MOST_KEPT) -> int:
     """Gives the handle a segment of ten bytes; returns its descriptor."""
     fd = os.memfd_create("segment")
     handle.add_segment(Segment(start, start + 10, start, Descriptor(fd, INLINE)), keep)
@@ -28,7 +28,7 @@ def is_open(fd: int) -> bool:
 
 @pytest.mark.parametrize(("keep", "ticks"), [(MOST_KEPT, IDLE_TICKS), (1, SHORT_TICKS)])
 def test_segments_that_are_not_read_go(keep: int, ticks: int) -> None:
-    lent, handle = Lent(), FileHandle(5, 100, 1)
+    lent, handle = SegmentReclaimer(), FileHandle(5, 100, 1)
     fd = lend(lent, handle, 0, keep)
     for _ in range(ticks):
         lent.tick()
@@ -44,7 +44,7 @@ def test_segments_that_are_not_read_go(keep: int, ticks: int) -> None:
 
 
 def test_a_descriptor_in_use_is_closed_by_its_last_user() -> None:
-    lent, handle = Lent(), FileHandle(5, 100, 1)
+    lent, handle = SegmentReclaimer(), FileHandle(5, 100, 1)
     fd = lend(lent, handle, 0)
     with handle.segments[0].descriptor:
         handle.give_back()
@@ -53,7 +53,7 @@ def test_a_descriptor_in_use_is_closed_by_its_last_user() -> None:
 
 
 def test_the_server_says_how_many_are_kept() -> None:
-    lent, handle = Lent(), FileHandle(5, 100, 1)
+    lent, handle = SegmentReclaimer(), FileHandle(5, 100, 1)
     for start in (0, 10, 20, 30):
         lend(lent, handle, start)
     assert [segment.start for segment in handle.segments] == [10, 20, 30]
@@ -63,7 +63,7 @@ def test_the_server_says_how_many_are_kept() -> None:
 
 
 def test_looks_begin_again_with_the_next_segment() -> None:
-    lent, handle = Lent(), FileHandle(5, 100, 1)
+    lent, handle = SegmentReclaimer(), FileHandle(5, 100, 1)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -93,7 +93,7 @@ def test_what_is_to_be_read_once_goes_when_it_was_read_to_its_end() -> None:
 
 def test_a_client_keeps_one_segment_where_the_server_would_have_it_keep_none() -> None:
     """Until it was read."""
-    lent, handle = Lent(), FileHandle(5, 100, 1)
+    lent, handle = SegmentReclaimer(), FileHandle(5, 100, 1)
     fds = [lend(lent, handle, start, keep=0) for start in (0, 10)]
     assert [is_open(fd) for fd in fds] == [False, True]
     assert handle.keep == 1

@@ -8,7 +8,7 @@ import trio
 from cachefs.client.connection import ConnectionLost
 from cachefs.client.published import PublishedDirs
 from cachefs.core import messages as m
-from cachefs.fuse.node import TRIES, Node
+from cachefs.fuse.server_calls import TRIES, ServerCalls
 
 KILLS = 7
 
@@ -33,12 +33,12 @@ class DyingServer:
 
 
 def test_a_request_survives_a_server_that_is_killed_many_times() -> None:
-    answer = trio.run(Node(DyingServer(KILLS)).ask_in_epoch, m.Done(), m.Done)
+    answer = trio.run(ServerCalls(DyingServer(KILLS)).request_in_epoch, m.Done(), m.Done)
     assert answer == (m.Done(), None, KILLS + 1)
 
 
 def test_a_request_that_ends_every_server_is_sent_a_bounded_number_of_times() -> None:
     server = DyingServer(1000)
     with pytest.raises(ConnectionLost):
-        trio.run(Node(server).ask, m.Done(), m.Done)
+        trio.run(ServerCalls(server).ask, m.Done(), m.Done)
     assert server.epoch == TRIES + 1

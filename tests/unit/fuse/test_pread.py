@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.client.waits import Waits
+from cachefs.client.call_waits import Waits
 from cachefs.core.errors import DeadlineExceeded
 from cachefs.fuse import pread
 from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
@@ -64,11 +64,11 @@ def test_memory_is_read_inline(tmp_path: Path) -> None:
     memfd = os.memfd_create("segment")
     os.write(memfd, b"segment")
     assert reader.flags_of(os.fstat(memfd).st_dev, memfd) == INLINE
-    assert reader.flags_unasked(memfd) == INLINE
+    assert reader.flags_without_fstat(memfd) == INLINE
     assert bytes(reader.read_now(memfd, INLINE, 0, 7) or b"") == b"segment"
     os.close(memfd)
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         assert reader.flags_of(os.fstat(file.fileno()).st_dev, file.fileno()) == INLINE
     with open(tmp_path / "x", "wb") as file:
-        assert reader.flags_unasked(file.fileno()) == IN_THREAD
+        assert reader.flags_without_fstat(file.fileno()) == IN_THREAD
         assert reader.read_now(file.fileno(), IN_THREAD, 0, 1) is None

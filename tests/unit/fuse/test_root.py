@@ -14,8 +14,8 @@ from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.directories import Entry
-from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.root import Root
+from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
 from tests.unit.fuse.fake_node import NAMESPACE, Answer, FakeNode
 

@@ -10,14 +10,14 @@ import trio
 import trio.testing
 
 from cachefs.core.errors import Interrupted, NotFound
-from cachefs.fuse.runs import Run, Runs, RunWait
+from cachefs.fuse.runs import CoroutineRunner, RunningRequest, RunWait
 
 
 class Work:
     """What runs of a test do, and what came of it."""
 
     def __init__(self) -> None:
-        self.runs = Runs()
+        self.runs = CoroutineRunner()
         self.waits: list[RunWait] = []
         self.abandoned = 0
         self.results: list[Any] = []
@@ -173,7 +173,7 @@ def test_an_interrupted_wait_cancels_its_task(work: Work) -> None:
             ended.append("cancelled")
 
     async def test() -> None:
-        run: Run = work.runs.start(work.in_task(forever))
+        run: RunningRequest = work.runs.start(work.in_task(forever))
         await trio.testing.wait_all_tasks_blocked()
         run.interrupt(Interrupted("a signal"))
         assert work.results == [Interrupted]

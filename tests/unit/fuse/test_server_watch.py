@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from cachefs.client.connection import Connection
-from cachefs.fuse import server_watch
-from cachefs.fuse.server_watch import LOOK_S, PING_S, Act, ServerWatch, Silence
+from cachefs.fuse import hang_watch
+from cachefs.fuse.hang_watch import LOOK_S, PING_S, Act, HangDetector, ServerWatch
 
 LIMIT_S = 30.0
 
@@ -22,7 +22,7 @@ class Client:
     def __init__(self) -> None:
         self.now = 1000.0
         self.heard = 0
-        self.silence = Silence(LIMIT_S, self.now)
+        self.silence = HangDetector(LIMIT_S, self.now)
         self.look()
 
     def look(self, after_s: float = LOOK_S) -> Act:
@@ -115,12 +115,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         server.kills += 1
         return True
 
-    monkeypatch.setattr(server_watch.hanging, "find_server", lambda _path, _pid: server)
+    monkeypatch.setattr(hang_watch.hung_server, "find_server", lambda _path, _pid: server)
 
     async def inline(call: Callable[..., object], *args: object, abandon_on_cancel: bool) -> object:
         return call(*args)  # the clock would go on meanwhile
 
-    monkeypatch.setattr(server_watch.hanging, "end", end)
+    monkeypatch.setattr(hang_watch.hung_server, "end", end)
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
     return server
 

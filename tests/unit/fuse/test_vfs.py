@@ -31,9 +31,9 @@ from cachefs.fuse import pread
 from cachefs.fuse.attributes import Defaults, blocks, kernel_time
 from cachefs.fuse.directories import FIRST
 from cachefs.fuse.files import MAX_USES
-from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
 from cachefs.fuse.published import ANY_TIER
+from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
 from tests.unit.fuse.fake_node import NAMESPACE, FakeNode, assert_no_more_descriptors, descriptors
 

@@ -10,12 +10,12 @@ import trio
 import trio.testing
 
 from cachefs.core.errors import Interrupted
-from cachefs.fuse.runs import Run
+from cachefs.fuse.runs import RunningRequest
 from cachefs.fuse.workers import (
     LOOKS,
     REFUSALS_PER_TRIAL,
     REQUESTS_PER_ROUND,
-    Patience,
+    AdaptiveSpin,
     TrioForPyfuse3,
     Workers,
 )
@@ -31,7 +31,7 @@ class Pyfuse3:
         self.lock = self.trio.Lock()
         self.sock = sock
         self.gate = trio.Event()
-        self.waiting: list[Run] = []
+        self.waiting: list[RunningRequest] = []
         self.abandoned = 0
         self.answered: list[bytes] = []
         self.readers = self.workers = 0
@@ -233,7 +233,7 @@ def test_other_tasks_get_their_turn() -> None:
 
 
 def test_looking_is_given_up_where_it_does_not_pay_and_tried_again() -> None:
-    patience = Patience()
+    patience = AdaptiveSpin()
     for _ in range(20):
         patience.learn(found=False)
     assert patience.looks() == 1

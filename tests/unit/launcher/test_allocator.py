@@ -11,9 +11,9 @@ FAULTS_OF_ALL = ROUNDS * BUFFERS * 256  # pages of 4 KiB
 
 SCRIPT = f"""
 import resource, sys
-from cachefs.launcher import allocator
+from cachefs.launcher import malloc_tuning
 if sys.argv[1] == "settled":
-    assert allocator.settle()
+    assert malloc_tuning.settle()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def round():

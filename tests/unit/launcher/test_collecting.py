@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cachefs.launcher import collecting
+from cachefs.launcher import gc_tuning
 
 
 class Ring:
@@ -30,11 +30,11 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.usefixtures("_as_before")
 def test_what_was_there_is_not_looked_at_and_garbage_goes() -> None:
     there = gc.get_freeze_count() + len(gc.get_objects())
-    collecting.settle()
+    gc_tuning.settle()
     assert gc.get_freeze_count() > there // 2
     first = Ring()
     gone = weakref.ref(first)
     del first
-    for _ in range(2 * collecting.THRESHOLDS[0]):
+    for _ in range(2 * gc_tuning.THRESHOLDS[0]):
         Ring()
     assert gone() is None

@@ -7,11 +7,11 @@ import contextlib
 import os
 import threading
 
-from cachefs.launcher import gil_home
+from cachefs.launcher import gil_affinity
 
 
 def test_python_threads_go_home_and_others_are_free() -> None:
-    assert gil_home.assign({1, 2, 3}, {1, 3}, 5, {4, 5}) == {1: {5}, 2: {4, 5}, 3: {5}}
+    assert gil_affinity.assign({1, 2, 3}, {1, 3}, 5, {4, 5}) == {1: {5}, 2: {4, 5}, 3: {5}}
 
 
 def test_threads_of_this_process_follow() -> None:
@@ -20,7 +20,7 @@ def test_threads_of_this_process_follow() -> None:
         done = threading.Event()
         other = threading.Thread(target=done.wait)
         other.start()
-        together = asyncio.ensure_future(gil_home.keep_together())
+        together = asyncio.ensure_future(gil_affinity.keep_together())
         try:
             async with asyncio.timeout(10):
                 while len(os.sched_getaffinity(other.native_id or 0)) > 1 and len(allowed) > 1:

@@ -28,7 +28,7 @@ def listened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def master_of(tmp_path: Path) -> local.LocalProcess:
-    up = local.Up(StateHome(str(tmp_path)), "", no_token=True)
+    up = local.LocalClusterStarter(StateHome(str(tmp_path)), "", no_token=True)
     return up._start_master(local.LocalProcess("master"), [])
 
 

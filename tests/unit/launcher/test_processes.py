@@ -23,7 +23,7 @@ from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec
 from cachefs.fuse import client
-from cachefs.launcher import hanging, processes, state
+from cachefs.launcher import hung_server, processes, state
 from cachefs.launcher.processes import Watch, ensure_server
 from tests.services.processes import stop, wait_until
 from tests.unit.cli.fake_node import FakeNode
@@ -284,9 +284,9 @@ def test_only_the_process_that_listens_is_ended(launcher: Launcher) -> None:
         state.Pointer(server.socket, pid, stays=True),
     ):
         state.write_pointer(launcher.source_dir(), pointer)
-        assert not hanging.end_listener(server.socket)
+        assert not hung_server.end_listener(server.socket)
     assert processes.is_ours(pid)
-    assert not hanging.end_listener(str(launcher.root / "nobody.sock"))
+    assert not hung_server.end_listener(str(launcher.root / "nobody.sock"))
 
 
 def test_the_server_stops_when_told(launcher: Launcher) -> None:

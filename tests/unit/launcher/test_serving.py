@@ -18,7 +18,7 @@ async def waits_for_nothing() -> None:
     await asyncio.Event().wait()
 
 async def end() -> None:
-    serving.limit_end()
+    serving.limit_shutdown()
     {end}
 
 asyncio.run(end())

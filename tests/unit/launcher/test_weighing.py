@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from worker.membership.weighing import STAYS_S, Weighing, weight_of
+from worker.membership.capacity_report import STAYS_S, CapacityReport, weight_of
 
 
 def test_a_tier_that_is_away_for_a_moment_changes_nothing() -> None:
-    weighing = Weighing(100, 0.0)
+    weighing = CapacityReport(100, 0.0)
     assert not weighing.handle(40, 10.0)
     assert not weighing.handle(40, 10.0 + STAYS_S / 2)
     assert not weighing.handle(100, 10.0 + STAYS_S)
@@ -14,7 +14,7 @@ def test_a_tier_that_is_away_for_a_moment_changes_nothing() -> None:
 
 
 def test_one_that_is_lost_is_told_once() -> None:
-    weighing = Weighing(100, 0.0)
+    weighing = CapacityReport(100, 0.0)
     assert not weighing.handle(40, 1.0)
     assert weighing.handle(40, 1.0 + STAYS_S)
     assert not weighing.handle(40, 2.0 + 2 * STAYS_S)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cachefs.core.messages import SyncReply
 from cachefs.core.model import ROOT_INO, Fingerprint, Kind, UfsSpec
-from cachefs.core.syncs import Change, ChangeKind, SyncShown
+from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 from connectors.base import Connector
 from master.namespace import Master
 from master.store.base import Store, Table
@@ -38,7 +38,7 @@ class Clock:
 class Ended(NamedTuple):
     """A sync that ended: how, and what changed as (kind, path), a directory's with a '/'."""
 
-    shown: SyncShown
+    shown: SyncStatus
     changes: list[tuple[str, bytes]]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from cachefs.core import admin as a
 from cachefs.core.admin_syncs import Sync
-from cachefs.core.jobs import JobShown, JobSpec
-from cachefs.core.syncs import SyncShown
+from cachefs.core.jobs import JobSpec, JobStatus
+from cachefs.core.syncs import SyncStatus
 from master.server.admin import openapi
 from master.server.admin.routes import ROUTES, Route, find
 from scripts.openapi import PAGE
@@ -45,7 +45,7 @@ def test_operations_have_names_of_their_own() -> None:
 
 def test_jobs_and_syncs_show_all_that_there_is() -> None:
     """A field that is added to what a master knows of a job is added to the API, too."""
-    assert {*a.Job.__struct_fields__} - {"settings"} == {*JobShown.__struct_fields__} - {"spec"}
+    assert {*a.Job.__struct_fields__} - {"settings"} == {*JobStatus.__struct_fields__} - {"spec"}
     assert {*a.JobSettings.__struct_fields__} == {*JobSpec.__struct_fields__} - {"paths"}
     ours = {*Sync.__struct_fields__} - {"changes", "next"}
-    assert ours == {*SyncShown.__struct_fields__}
+    assert ours == {*SyncStatus.__struct_fields__}

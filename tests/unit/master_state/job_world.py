@@ -16,17 +16,17 @@ from cachefs.core.jobs import (
     FullQuota,
     JobSpec,
     JobState,
-    Outcome,
     Room,
     Task,
     TaskKind,
+    TaskResult,
 )
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import BLOCK_BYTES, Member, Placement, block_count
 from cachefs.core.policies import Rule
-from master.state.desk import Desk
-from master.state.jobrecord import JobRecord, decode_record, encode_record
+from master.state.job_record import JobRecord, decode_record, encode_record
 from master.state.jobs import MAX_ATTEMPTS, Effects, Job
+from master.state.task_dispatcher import TaskDispatcher
 from master.state.window import Position, Slot
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -55,7 +55,7 @@ class Worker:
     run: str = ""
     seen: int = 0
     tasks: dict[int, Task] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TaskResult] = field(default_factory=list)
     sent: list[Work] = field(default_factory=list)  # may come again, late
 
     def restart(self) -> None:
@@ -111,7 +111,7 @@ class World:
 
     def start_master(self) -> None:
         """From what is durable, and nothing else."""
-        self.desk = Desk(f"run{self.dice.random()}")
+        self.desk = TaskDispatcher(f"run{self.dice.random()}")
         self.job = Job(decode_record(self.durable[0]), self.now)
         self.failed = list(self.durable[1])
         self.looks: list[Slot] = []
@@ -308,7 +308,7 @@ class World:
                 worker.cache |= keys
             self.loaded.add(origin.path)
             self.seen_whole.setdefault(origin.path, set()).update(keys)
-        worker.outcomes.append(Outcome(task.number, 1, failures, room))
+        worker.outcomes.append(TaskResult(task.number, 1, failures, room))
 
     def full_quota(self, worker: Worker, keys: set[Key]) -> FullQuota | None:
         if not worker.quota or len(worker.cache | keys) <= worker.quota:

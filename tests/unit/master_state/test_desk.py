@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import LEASE_S, TASK_BYTES, TASK_FILES, Outcome, TaskKind
+from cachefs.core.jobs import LEASE_S, TASK_BYTES, TASK_FILES, TaskKind, TaskResult
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import Member, Placement
 from cachefs.core.policies import Rule
-from master.state.desk import Desk, Order
+from master.state.task_dispatcher import Order, TaskDispatcher
 from master.state.window import Slot, Window
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -29,7 +29,7 @@ class Table:
     """A desk, files that are put on it, workers that ask."""
 
     def __init__(self, *workers: str) -> None:
-        self.desk = Desk("run")
+        self.desk = TaskDispatcher("run")
         self.window = Window()
         self.ino = 0
         if workers:
@@ -53,7 +53,7 @@ class Table:
         self, worker: str, *done: int, now: float = 0.0, room: int = ALL, seen: int = -1,
         run: str = "run",
     ) -> Worked:  # fmt: skip
-        call = Work(worker, run, [Outcome(number, 0) for number in done], room, 0.0, seen)
+        call = Work(worker, run, [TaskResult(number, 0) for number in done], room, 0.0, seen)
         self.settled = self.desk.settle(call, now)
         return self.desk.hand_out(call, now, WALL_S)[0]
 

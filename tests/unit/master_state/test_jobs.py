@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from cachefs.core.errors import InUse, NotFound
-from cachefs.core.jobs import FileFailure, FullQuota, JobSpec, JobState, Outcome, Room
+from cachefs.core.jobs import FileFailure, FullQuota, JobSpec, JobState, Room, TaskResult
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import BLOCK_BYTES
 from master.state import jobs
-from master.state.desk import Pack
-from master.state.jobrecord import JobRecord, Write, decode_record, encode_record
+from master.state.job_record import JobRecord, Write, decode_record, encode_record
 from master.state.jobs import AGAIN_S, MAX_ATTEMPTS, WRITE_S, Effects, Job
+from master.state.task_dispatcher import TaskBatch
 from master.state.window import Part, Position
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -36,11 +36,11 @@ def tell(
     job: Job, *parts: Part, code: str = "", room: Room | None = None, now: float = NOW
 ) -> Effects:
     """A worker had these in a task; with a code all of them failed."""
-    pack = Pack(1, load=True)
+    pack = TaskBatch(1, load=True)
     for part in parts:
         pack.add(part)
     failures = [FileFailure(n, code, f"{code}!") for n in range(len(parts))] if code else []
-    return job.settle(pack, Outcome(1, 7, failures, room), now)
+    return job.settle(pack, TaskResult(1, 7, failures, room), now)
 
 
 def write(job: Job, now: float = NOW) -> Write:
@@ -173,12 +173,12 @@ def test_no_room_ends_the_job_where_it_is_and_it_can_go_on() -> None:
 
 def refuse(job: Job, *parts: Part, used: int, path: bytes = b"a") -> None:
     """A quota of 1,000 refuses these."""
-    pack = Pack(1, load=True)
+    pack = TaskBatch(1, load=True)
     for part in parts:
         pack.add(part)
     quota = FullQuota(path, 1000, used, 1000)
     failures = [FileFailure(n, "no-space", "full", quota) for n in range(len(parts))]
-    job.settle(pack, Outcome(1, 0, failures), NOW, "w")
+    job.settle(pack, TaskResult(1, 0, failures), NOW, "w")
 
 
 def test_a_file_that_is_too_large_for_what_a_quota_leaves_fails_alone() -> None:

@@ -20,7 +20,7 @@ from cachefs.core.cluster import (
 )
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound, ProtocolError
 from cachefs.core.placement import Member, View
-from master.state.memberrecord import decode_record, encode_record
+from master.state.member_record import decode_record, encode_record
 from master.state.membership import (
     ABSENT_AFTER_S,
     FORGET_LOST_S,

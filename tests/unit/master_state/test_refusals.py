@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cachefs.core.jobs import FullQuota
-from master.state.refusals import FOR_S, Refusals
+from master.state.quota_exhaustion import FOR_S, QuotaExhaustion
 
 NOW = 50.0
 
@@ -15,7 +15,7 @@ def full(used: int, limit: int = 500, quota: int = 1000, path: bytes = b"a") -> 
 
 
 def test_a_quota_is_full_when_all_shares_of_it_are() -> None:
-    it = Refusals()
+    it = QuotaExhaustion()
     it.note("one", full(499), NOW)
     assert it.full(NOW, [b"a/b"]) is None, "the other worker has room"
     it.note("two", full(510), NOW)
@@ -26,7 +26,7 @@ def test_a_quota_is_full_when_all_shares_of_it_are() -> None:
 
 @pytest.mark.parametrize("left", [[b"a"], [b"a/b/c", b"a/d"]])
 def test_it_ends_a_job_all_of_which_lies_below_it(left: list[bytes]) -> None:
-    it = Refusals()
+    it = QuotaExhaustion()
     it.note("one", full(1000, 1000), NOW)
     assert it.full(NOW, left) is not None
     assert it.full(NOW, [*left, b"ab"]) is None
@@ -36,7 +36,7 @@ def test_it_ends_a_job_all_of_which_lies_below_it(left: list[bytes]) -> None:
 
 
 def test_what_was_said_long_ago_or_of_another_quota_means_nothing() -> None:
-    it = Refusals()
+    it = QuotaExhaustion()
     it.note("one", full(500), NOW)
     it.note("two", full(500), NOW + FOR_S)
     assert it.full(NOW + FOR_S, [b"a"]) is None

@@ -10,28 +10,28 @@ from cachefs.core.cluster import Offer
 from cachefs.core.errors import CacheFSError, NoSpace, Unreachable
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from cachefs.core.placement import Member, Placement, View
-from worker.migration.decisions import Migration
+from worker.migration.decisions import MigrationDecisions
 from worker.migration.events import (
     BLOCK_PAGES,
     Action,
     Answer,
     AskHave,
     Bring,
-    Brought,
     Event,
     Filled,
-    HaveCame,
+    HaveReplied,
     Holding,
     LookAt,
-    LookedAt,
-    OfferAnswered,
-    OfferCame,
+    OfferReceived,
+    OfferReplied,
+    PagesCompared,
+    PagesFetched,
     RefreshView,
     Scan,
     Scanned,
     SendOffer,
     Tick,
-    ViewCame,
+    ViewReceived,
 )
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -52,7 +52,7 @@ class Node:
     def __init__(self, id: str, fleet: Fleet, *, replicas: int = 1, **how: Any) -> None:
         self.id = id
         self.fleet = fleet
-        self.migration = Migration(id, **how)
+        self.migration = MigrationDecisions(id, **how)
         self.replicas = replicas
         self.bits: dict[bytes, int] = {}
         self.room_bytes = float("inf")
@@ -97,19 +97,19 @@ class Node:
             case AskHave(epoch, peer, contents):
                 other = self.fleet.peer(peer.id)
                 pages = {k: other.bits.get(k, 0) for k in contents} if other else None
-                self.act(HaveCame(epoch, peer.id, pages))
+                self.act(HaveReplied(epoch, peer.id, pages))
             case SendOffer(epoch, peer):
-                self.act(OfferAnswered(epoch, peer.id, self._offer(action)))
+                self.act(OfferReplied(epoch, peer.id, self._offer(action)))
             case LookAt(epoch, giver, _, contents):
                 other = self.fleet.peer(giver)
                 pages = None
                 if other is not None:
                     pages = {k: other.bits.get(k, 0) & ~self.bits.get(k, 0) for k in contents}
-                self.act(LookedAt(epoch, giver, pages))
+                self.act(PagesCompared(epoch, giver, pages))
             case Bring():
                 self.act(self._bring(action))
             case RefreshView():
-                self.act(ViewCame(self.fleet.view))
+                self.act(ViewReceived(self.fleet.view))
             case Answer():
                 raise AssertionError("an answer to nothing")
 
@@ -119,27 +119,27 @@ class Node:
             return Unreachable("mute")
         url = f"http://{self.id}:1"
         offer = Offer(self.id, url, send.epoch, [*send.blocks], [*send.replicas])
-        answer, *rest = other.tell(OfferCame(offer))
+        answer, *rest = other.tell(OfferReceived(offer))
         for action in rest:
             other.fleet.later(lambda action=action: other.do(action))
         assert isinstance(answer, Answer)
         return answer.failure
 
-    def _bring(self, bring: Bring) -> Brought:
+    def _bring(self, bring: Bring) -> PagesFetched:
         if self.fails_to_bring is not None:
-            return Brought(bring, 0, self.fails_to_bring)
+            return PagesFetched(bring, 0, self.fails_to_bring)
         other = self.fleet.peer(bring.giver)
         if other is None:
-            return Brought(bring, 0, Unreachable("mute"))
+            return PagesFetched(bring, 0, Unreachable("mute"))
         mask = ((1 << bring.end) - 1) & ~((1 << bring.first) - 1)
         new = other.bits.get(bring.key, 0) & mask & ~self.bits.get(bring.key, 0)
         size_bytes = min(self.fleet.sizes[bring.key], new.bit_count() * PAGE_BYTES)
         if size_bytes > self.room_bytes:
-            return Brought(bring, 0, NoSpace("full"))
+            return PagesFetched(bring, 0, NoSpace("full"))
         self.room_bytes -= size_bytes
         self.brought_bytes += size_bytes
         self.bits[bring.key] = self.bits.get(bring.key, 0) | new
-        return Brought(bring, size_bytes, None)
+        return PagesFetched(bring, size_bytes, None)
 
 
 class Fleet:
@@ -174,7 +174,7 @@ class Fleet:
         """The next epoch."""
         self.view = View(self.view.epoch + 1, members, self.view.members)
         for node in self.nodes.values():
-            node.act(ViewCame(self.view))
+            node.act(ViewReceived(self.view))
         return self.view
 
     @property

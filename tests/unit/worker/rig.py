@@ -24,8 +24,8 @@ from worker.cache.grants import Grant
 from worker.cache.tier import Tier
 from worker.fill.source import Source
 from worker.runtime.clocks import Clocks
-from worker.runtime.machine import available_memory
 from worker.runtime.memory import MemoryBudget, budget
+from worker.runtime.process_limits import available_memory
 from worker.tier.config import WorkerConfig
 from worker.tier.disk import IsOwned, Shared
 

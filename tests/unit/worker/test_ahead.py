@@ -11,9 +11,9 @@ import pytest
 from cachefs.core.errors import CacheFSError, Stale, Unreachable
 from cachefs.core.model import ContentId, Origin
 from tests.unit.worker.rig import MIB, NAMESPACE
-from worker.cache.load_requests import Outlook
-from worker.prefetch.files import FEW, MOST_COMING_BYTES, UNREAD_SHARE, Ahead
-from worker.prefetch.sequence import LEAST_OPENS, LIST_AFTER
+from worker.cache.load_requests import PrefetchResult
+from worker.prefetch.open_runs import LEAST_OPENS, LIST_AFTER
+from worker.prefetch.prefetcher import FEW, MOST_COMING_BYTES, UNREAD_SHARE, Prefetcher
 
 SIZE = 110 << 10
 PLACES = 100
@@ -75,24 +75,24 @@ class Cache:
     def places_ahead(self) -> int:
         return self.places - self.others - self.coming
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
         def over(is_here: bool) -> None:
             self.coming -= 1
             ended(is_here)
 
         self.coming += 1
         self.brought[origin.content.ino] = over
-        return Outlook.BEGUN
+        return PrefetchResult.BEGUN
 
 
 def try_out(
-    script: Callable[[Ahead, Cache], Any],
+    script: Callable[[Prefetcher, Cache], Any],
     capacity: int = 1000 * MIB,
     service: Service | None = None,
 ) -> None:
     async def run() -> None:
         cache, asked = Cache(capacity), service or Service()
-        ahead = Ahead(cache, lambda _: asked)  # type: ignore[arg-type]
+        ahead = Prefetcher(cache, lambda _: asked)  # type: ignore[arg-type]
         await script(ahead, cache)
         await ahead.close()
 
@@ -104,13 +104,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def read(ahead: Ahead, count: int) -> None:
+def read(ahead: Prefetcher, count: int) -> None:
     for ino in range(1, count + 1):
         ahead.opened(origin(ino))
 
 
 def test_no_more_at_once_than_there_are_places() -> None:
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         read(ahead, 200)
         await settle()
         assert [*cache.brought] == [*range(201, 201 + PLACES)]
@@ -123,7 +123,7 @@ def test_no_more_at_once_than_there_are_places() -> None:
 
 @pytest.mark.parametrize("others", [PLACES, 2 * PLACES])
 def test_what_others_bring_takes_its_places(others: int) -> None:
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         cache.others = others
         read(ahead, 200)
         await settle()
@@ -141,7 +141,7 @@ def test_files_whose_place_is_asked_for_take_one() -> None:
     service.knows_at_once = False
     service.may_answer.clear()
 
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         read(ahead, 200)
         await settle()
         assert len(service.located) == PLACES
@@ -160,7 +160,7 @@ def test_large_ones_are_few_at_once() -> None:
         service.size = size
         most = max(FEW, -(-MOST_COMING_BYTES // size))
 
-        async def script(ahead: Ahead, cache: Cache, most: int = most) -> None:
+        async def script(ahead: Prefetcher, cache: Cache, most: int = most) -> None:
             read(ahead, 200)
             await settle()
             assert len(cache.brought) == most
@@ -172,7 +172,7 @@ def test_large_ones_are_few_at_once() -> None:
 
 
 def test_what_nobody_has_read_yet_is_a_part_of_the_cache_at_most() -> None:
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         read(ahead, 200)
         await settle()
         assert len(cache.brought) == 10
@@ -188,7 +188,7 @@ def test_what_nobody_has_read_yet_is_a_part_of_the_cache_at_most() -> None:
 
 
 def test_what_finds_no_room_ends_the_run() -> None:
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         read(ahead, LEAST_OPENS)
         await settle()
         brought = len(cache.brought)
@@ -201,7 +201,7 @@ def test_what_finds_no_room_ends_the_run() -> None:
 
 
 def test_names_that_mean_nothing_are_ignored() -> None:
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         read(ahead, LEAST_OPENS)
         await settle()
         ahead.used(["", "nonsense", NAMESPACE.hex() + "x" * 40])
@@ -211,7 +211,7 @@ def test_names_that_mean_nothing_are_ignored() -> None:
     try_out(script)
 
 
-def scan(ahead: Ahead, cache: Cache, first: int, end: int) -> None:
+def scan(ahead: Prefetcher, cache: Cache, first: int, end: int) -> None:
     """A reader who waits for what is not here."""
     for ino in range(first, end):
         if (ended := cache.brought.get(ino)) is not None:
@@ -224,7 +224,7 @@ def scan(ahead: Ahead, cache: Cache, first: int, end: int) -> None:
 def test_the_directory_behind_is_listed_on_the_way() -> None:
     service = Service()
 
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         scan(ahead, cache, 1, LIST_AFTER)
         await settle()
         assert service.asked == []
@@ -240,7 +240,7 @@ def test_numbers_that_come_by_a_listing_are_brought_where_the_run_has_crossed_on
     service = Service()
     service.end = 2000
 
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         for first in range(500, 1960, 20):
             scan(ahead, cache, first, first + 20)
             await settle()
@@ -260,7 +260,7 @@ def test_a_listing_that_fails_is_nothing_to_the_reader() -> None:
     service = Service()
     service.error = Unreachable("down")
 
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         scan(ahead, cache, 1, 200)
         await settle()
         assert len(service.asked) == 1
@@ -273,7 +273,7 @@ def test_who_closes_waits_for_no_listing() -> None:
     service = Service()
     service.may_answer.clear()
 
-    async def script(ahead: Ahead, cache: Cache) -> None:
+    async def script(ahead: Prefetcher, cache: Cache) -> None:
         scan(ahead, cache, 1, 200)
         await settle()
         assert len(service.asked) == 1

@@ -20,7 +20,7 @@ from worker.cache.cache import Cache
 from worker.fill import segments
 from worker.fill.segments import Segments
 from worker.fill.source import NotHere, OriginSource
-from worker.tier.admission import Space
+from worker.tier.admission import Admission
 
 KIB = 1 << 10
 STEP = 256 * KIB
@@ -35,9 +35,9 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reserve(*_: Any) -> bool:
         return False
 
-    monkeypatch.setattr(Space, "reserve", reserve)
-    monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
-    monkeypatch.setattr(Space, "may_fit", lambda *_: False)
+    monkeypatch.setattr(Admission, "reserve", reserve)
+    monkeypatch.setattr(Admission, "reserve_nowait", lambda *_: False)
+    monkeypatch.setattr(Admission, "may_fit", lambda *_: False)
     monkeypatch.setattr(Segments, "are_crowded", True)
 
 

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.services.examples import examples
 from worker.tier.eviction_order import (
     NEVER_S,
+    CopiesFirstOrder,
     EvictionOrder,
     LruOrder,
-    OwnedLast,
     SieveOrder,
     eviction_order,
 )
@@ -305,7 +305,7 @@ def test_a_copy_that_cannot_go_does_not_stand_in_the_way_of_others() -> None:
     )
 )
 def test_whose_a_file_is_changes_nothing_but_the_order(steps: list[tuple[str, int]]) -> None:
-    order = OwnedLast(SieveOrder(), SieveOrder())
+    order = CopiesFirstOrder(SieveOrder(), SieveOrder())
     plain = SieveOrder()
     for now, (step, number) in enumerate(steps):
         key = b"%d" % number

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.services.examples import examples
-from worker.prefetch.sequence import (
+from worker.prefetch.open_runs import (
     LEAST_OPENS,
     LIST_AFTER,
     MOST_FILES,
@@ -18,14 +18,14 @@ from worker.prefetch.sequence import (
     MOST_HERE,
     MOST_RUNS,
     MOST_SPAN,
-    FilesAhead,
+    OpenRuns,
     Run,
 )
 
 SIZE = 1000
 
 
-def take(ahead: FilesAhead, most: int = 10_000) -> list[int]:
+def take(ahead: OpenRuns, most: int = 10_000) -> list[int]:
     """Begins to bring all that is wanted."""
     inos: list[int] = []
     while len(inos) < most and (found := ahead.next()) is not None:
@@ -35,7 +35,7 @@ def take(ahead: FilesAhead, most: int = 10_000) -> list[int]:
     return inos
 
 
-def read(ahead: FilesAhead, inos: list[int]) -> list[int]:
+def read(ahead: OpenRuns, inos: list[int]) -> list[int]:
     """Opens in this order, as a reader of an empty cache; what was brought, and what was not
     waited for when it was opened."""
     brought: list[int] = []
@@ -48,14 +48,14 @@ def read(ahead: FilesAhead, inos: list[int]) -> list[int]:
     return brought
 
 
-def none(ahead: FilesAhead, run: Run, count: int) -> None:
+def none(ahead: OpenRuns, run: Run, count: int) -> None:
     """The next numbers are no small files."""
     for _ in range(count):
         assert ahead.next() is not None or run.at_end
-        ahead.was_none(run)
+        ahead.record_not_small(run)
 
 
-def one_run(ahead: FilesAhead, opens: int = LEAST_OPENS) -> Run:
+def one_run(ahead: OpenRuns, opens: int = LEAST_OPENS) -> Run:
     for ino in range(1, opens + 1):
         ahead.opened(ino, b"d")
     found = ahead.next()
@@ -65,13 +65,13 @@ def one_run(ahead: FilesAhead, opens: int = LEAST_OPENS) -> Run:
 
 def test_what_comes_next_is_brought_once_and_in_order() -> None:
     inos = [*range(100, 1100)]
-    brought = read(FilesAhead(), inos)
+    brought = read(OpenRuns(), inos)
     assert brought == [*range(100 + LEAST_OPENS, brought[-1] + 1)]
     assert 1099 <= brought[-1] <= 1099 + MOST_FILES
 
 
 def test_the_window_grows_with_what_was_opened() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     for ino in range(1, LEAST_OPENS + 1):
         assert take(ahead) == []
         ahead.opened(ino, b"d")
@@ -88,7 +88,7 @@ def test_several_readers_of_every_nth_file_are_one_run(readers: int) -> None:
         together = [*range(first, first + readers)]
         order.shuffle(together)
         inos += together
-    brought = read(FilesAhead(), inos)
+    brought = read(OpenRuns(), inos)
     assert len(brought) == len(set(brought))
     assert len({*brought} & {*inos}) > 0.9 * len(inos)
 
@@ -96,7 +96,7 @@ def test_several_readers_of_every_nth_file_are_one_run(readers: int) -> None:
 def test_readers_of_a_part_each_are_a_run_each() -> None:
     parts = [[*range(1000 * part, 1000 * part + 300)] for part in range(8)]
     inos = [ino for together in zip(*parts, strict=True) for ino in together]
-    brought = read(FilesAhead(), inos)
+    brought = read(OpenRuns(), inos)
     assert len({*brought} & {*inos}) > 0.9 * len(inos)
 
 
@@ -104,31 +104,31 @@ def test_readers_of_a_part_each_are_a_run_each() -> None:
 def test_a_random_order_brings_next_to_nothing(seed: int) -> None:
     inos = [*range(1, 100_001)]
     random.Random(seed).shuffle(inos)
-    assert len(read(FilesAhead(), inos[:5000])) < 50
+    assert len(read(OpenRuns(), inos[:5000])) < 50
 
 
 def test_every_fourth_file_brings_nothing() -> None:
-    assert read(FilesAhead(), [*range(1, 4000, 4)]) == []
+    assert read(OpenRuns(), [*range(1, 4000, 4)]) == []
 
 
 def test_a_file_that_is_opened_again_and_again_is_no_run() -> None:
-    assert read(FilesAhead(), [5] * 100) == []
+    assert read(OpenRuns(), [5] * 100) == []
 
 
 def test_another_directory_is_crossed_into_by_an_open_alone() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     run = one_run(ahead)
-    assert not ahead.goes_on(run, LEAST_OPENS + 1, b"e")
+    assert not ahead.may_prefetch(run, LEAST_OPENS + 1, b"e")
     ahead.used(LEAST_OPENS)
     assert take(ahead) == []
     ahead.opened(LEAST_OPENS + 1, b"e")
     assert take(ahead, 1) == [LEAST_OPENS + 2]
 
 
-def crossed(ahead: FilesAhead) -> int:
+def crossed(ahead: OpenRuns) -> int:
     """A run that has crossed into the directory e; the last number that was opened there."""
     run = one_run(ahead, MOST_GAPS)
-    assert not ahead.goes_on(run, MOST_GAPS + 1, b"e")
+    assert not ahead.may_prefetch(run, MOST_GAPS + 1, b"e")
     last = MOST_GAPS + 4
     ahead.to_list()
     for ino in range(MOST_GAPS + 1, last + 1):
@@ -137,40 +137,40 @@ def crossed(ahead: FilesAhead) -> int:
 
 
 def test_a_run_that_has_crossed_goes_on_into_one_more_directory() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     last = crossed(ahead)
     found = ahead.next()
     assert found is not None
     run, ino = found
-    assert ahead.goes_on(run, ino, b"f")
+    assert ahead.may_prefetch(run, ino, b"f")
     assert run.bringing == b"f"
     ahead.begun(run, ino, SIZE)
-    assert ahead.goes_on(run, ino + 1, b"f")
-    assert not ahead.goes_on(run, ino + 2, b"g"), "one at a time"
+    assert ahead.may_prefetch(run, ino + 1, b"f")
+    assert not ahead.may_prefetch(run, ino + 2, b"g"), "one at a time"
     assert ahead.next() is None
     ahead.used(last + 1)
     assert run.directory == b"f", "what was opened there was cached"
 
 
 def test_a_run_in_its_first_directory_does_not_go_on_into_another() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     run = one_run(ahead)
-    assert not ahead.goes_on(run, LEAST_OPENS + 1, b"e")
+    assert not ahead.may_prefetch(run, LEAST_OPENS + 1, b"e")
 
 
 def test_a_reader_who_is_late_in_the_directory_before_stops_nothing() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     last = crossed(ahead)
     ahead.opened(MOST_GAPS - 1, b"d")
     found = ahead.next()
     assert found is not None
     run, ino = found
     assert ino == last + 1
-    assert ahead.goes_on(run, ino, b"e")
+    assert ahead.may_prefetch(run, ino, b"e")
 
 
 def test_the_next_directory_is_listed_once_on_the_way_through_one() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     listed = 0
     for ino in range(1, 1000):
         ahead.opened(ino, b"d")
@@ -179,7 +179,7 @@ def test_the_next_directory_is_listed_once_on_the_way_through_one() -> None:
 
 
 def test_a_run_that_has_crossed_has_the_next_directory_listed_at_once() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     last = crossed(ahead)
     (run,) = ahead.to_list()
     assert run.at == last
@@ -189,7 +189,7 @@ def test_a_run_that_has_crossed_has_the_next_directory_listed_at_once() -> None:
 
 def test_where_a_directory_ends_the_next_is_listed_and_gone_on_with() -> None:
     """Its numbers are known only then. Where none comes, nobody asks again."""
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     last = crossed(ahead)
     (run,) = ahead.to_list()
     for _ in range(2):
@@ -205,37 +205,37 @@ def test_where_a_directory_ends_the_next_is_listed_and_gone_on_with() -> None:
 
 
 def test_of_several_ends_the_first_counts() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     run = one_run(ahead)
     for ino in (LEAST_OPENS + 3, LEAST_OPENS + 1, LEAST_OPENS + 2):
-        assert not ahead.goes_on(run, ino, b"e")
+        assert not ahead.may_prefetch(run, ino, b"e")
     ahead.opened(LEAST_OPENS + 1, b"e")
     assert take(ahead, 1) == [LEAST_OPENS + 2]
 
 
 def test_where_all_is_cached_the_run_ends() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     looks = 0
     for ino in range(1, 1000):
         (ahead.used if ino > LEAST_OPENS else lambda ino: ahead.opened(ino, b"d"))(ino)
         while (found := ahead.next()) is not None:
             looks += 1
-            ahead.was_here(found[0])
+            ahead.record_cached(found[0])
     assert looks == MOST_HERE
     assert len(ahead) == 0
 
 
 def test_numbers_that_are_no_small_files_are_passed_over() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     run = one_run(ahead)
-    ahead.was_none(run)
+    ahead.record_not_small(run)
     assert take(ahead, 1) == [LEAST_OPENS + 2]
 
 
 def test_behind_many_numbers_that_are_no_small_files_a_run_waits_for_an_open() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     run = one_run(ahead, MOST_GAPS)
-    ahead.was_none(run)
+    ahead.record_not_small(run)
     none(ahead, run, MOST_GAPS - 1)
     ahead.used(MOST_GAPS)
     assert (run.at_end, ahead.next()) == (True, None)
@@ -244,7 +244,7 @@ def test_behind_many_numbers_that_are_no_small_files_a_run_waits_for_an_open() -
 
 
 def test_a_run_without_room_is_given_up_and_begins_anew() -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     ahead.drop(one_run(ahead))
     assert ahead.next() is None
     for ino in range(50, 50 + LEAST_OPENS):
@@ -253,7 +253,7 @@ def test_a_run_without_room_is_given_up_and_begins_anew() -> None:
 
 
 def test_nothing_is_brought_where_nothing_may() -> None:
-    assert read(FilesAhead(most_files=0), [*range(1, 200)]) == []
+    assert read(OpenRuns(most_files=0), [*range(1, 200)]) == []
 
 
 STEPS = ["opened", "used", "next", "here", "none", "elsewhere", "listed", "drop"]
@@ -263,7 +263,7 @@ Step = st.tuples(st.sampled_from(STEPS), st.integers(1, 3000), st.integers(1, 40
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(Step, max_size=60))
 def test_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
-    ahead = FilesAhead()
+    ahead = OpenRuns()
     seen: dict[int, Run] = {}
     for what, ino, count in steps:
         for one in range(ino, ino + count):
@@ -275,11 +275,15 @@ def test_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]]) -> None
                 run, at = found
                 assert run.at < at <= run.at + MOST_FILES
                 seen[id(run)] = run
-                outcome = {"here": ahead.was_here, "none": ahead.was_none, "drop": ahead.drop}
+                outcome = {
+                    "here": ahead.record_cached,
+                    "none": ahead.record_not_small,
+                    "drop": ahead.drop,
+                }
                 if what == "next":
                     ahead.begun(run, at, SIZE)
                 elif what == "elsewhere":
-                    ahead.goes_on(run, at, b"%d" % (at // 500))
+                    ahead.may_prefetch(run, at, b"%d" % (at // 500))
                 elif what == "listed":
                     ahead.listed(run)
                 else:

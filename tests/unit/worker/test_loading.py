@@ -12,7 +12,7 @@ import msgspec
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import AccessDenied
-from cachefs.core.jobs import Outcome, Task, TaskFile, TaskKind
+from cachefs.core.jobs import Task, TaskFile, TaskKind, TaskResult
 from cachefs.core.policies import Rule
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, only, open_reader, read, run, until
 from worker.cache.cache import Cache
@@ -29,7 +29,7 @@ class FakeMaster:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.tasks: list[Task] = []
-        self.told: dict[int, Outcome] = {}
+        self.told: dict[int, TaskResult] = {}
         self.running = {1: 0}
         self.calls = 0
         self._numbers = 0
@@ -55,7 +55,7 @@ class FakeMaster:
         hold_s: float = DAY_S,
         hold_read: bool = False,
         block: int = -1,
-    ) -> Outcome:
+    ) -> TaskResult:
         """What becomes of one task of these files."""
         self._numbers += 1
         number = self._numbers
@@ -93,12 +93,12 @@ def test_small_files_take_one_request_each_and_are_complete_at_once(tmp_path: Pa
         async with loading(rig) as (worker, master):
             commits = only(worker).parts.writer.commits
             outcome = await master.do(inos)
-            assert outcome == Outcome(1, 100 * SIZE)
+            assert outcome == TaskResult(1, 100 * SIZE)
             assert worker.status()["origin_requests"] == 100
             assert only(worker).parts.writer.commits - commits < 40, "commits are shared"
             assert rig.published() == {rig.name(ino) for ino in inos[:-1]}
             assert await master.check(inos) == []
-            assert await master.do(inos) == Outcome(3, 0), "what is here is not brought again"
+            assert await master.do(inos) == TaskResult(3, 0), "what is here is not brought again"
             for ino in inos[:3]:
                 assert await read(worker, ino) == rig.data[ino]
         assert worker.status()["origin_requests"] == 100

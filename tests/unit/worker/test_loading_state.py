@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
+from cachefs.core.jobs import FileFailure, Room, Task, TaskFile, TaskKind, TaskResult
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from worker.loads.schedule import (
     LARGE_BYTES,
@@ -21,13 +21,13 @@ from worker.loads.schedule import (
     Action,
     Answered,
     Ask,
-    Bring,
     Check,
     Checked,
     Drop,
-    FileCame,
     FileEnded,
-    Loading,
+    FileFetched,
+    LoadFile,
+    LoadSchedule,
     Tick,
     Unanswered,
 )
@@ -47,22 +47,22 @@ def task(
     return Task(number, job, kind, [file(number * 1000 + one, size) for one in range(count)])
 
 
-def brought(actions: list[Action]) -> list[Bring]:
-    return [one for one in actions if isinstance(one, Bring)]
+def brought(actions: list[Action]) -> list[LoadFile]:
+    return [one for one in actions if isinstance(one, LoadFile)]
 
 
 def asked(actions: list[Action]) -> list[Work]:
     return [one.work for one in actions if isinstance(one, Ask)]
 
 
-def nothing_more(loading: Loading, now: float, run: str = "run", jobs: int = 3) -> None:
+def nothing_more(loading: LoadSchedule, now: float, run: str = "run", jobs: int = 3) -> None:
     """The answer to the question that follows one that brought something."""
     loading.handle(Answered(Worked(run, [], dict.fromkeys(range(1, jobs + 1), 0))), now)
 
 
-def started(*tasks: Task, rate: int = 0) -> tuple[Loading, list[Bring]]:
+def started(*tasks: Task, rate: int = 0) -> tuple[LoadSchedule, list[LoadFile]]:
     """A loader that was handed these at time 0, and then that there is no more."""
-    loading = Loading("w")
+    loading = LoadSchedule("w")
     (first,) = asked(loading.handle(Tick(), 0.0))
     assert first == Work("w", "", [], first.room_bytes, LONG_S, 0)
     jobs = {one.job: rate for one in tasks}
@@ -72,7 +72,7 @@ def started(*tasks: Task, rate: int = 0) -> tuple[Loading, list[Bring]]:
     return loading, begun
 
 
-def end(loading: Loading, one: Bring, now: float = 0.0, **said: object) -> list[Action]:
+def end(loading: LoadSchedule, one: LoadFile, now: float = 0.0, **said: object) -> list[Action]:
     size = one.file.origin.size
     return loading.handle(FileEnded(one.id, one.place, size, **said), now)  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def test_files_are_begun_in_order_while_requests_are_free() -> None:
 
 def test_what_waits_for_its_commit_makes_no_request() -> None:
     loading, begun = started(task(1, REQUESTS + 5))
-    (more,) = brought(loading.handle(FileCame(begun[0].id, begun[0].place), 0.0))
+    (more,) = brought(loading.handle(FileFetched(begun[0].id, begun[0].place), 0.0))
     assert more.place == REQUESTS
     assert brought(end(loading, begun[0])) == [], "its place was given away"
     loading.check_invariants()
@@ -115,7 +115,7 @@ def test_an_outcome_says_what_failed_and_what_was_fetched() -> None:
     loading, (one, two) = started(task(7, 2))
     end(loading, two, failure=FileFailure(1, "not-found", "gone"))
     (work,) = asked(end(loading, one, POLL_S))
-    assert work.outcomes == [Outcome(7, 2000, [FileFailure(1, "not-found", "gone")])]
+    assert work.outcomes == [TaskResult(7, 2000, [FileFailure(1, "not-found", "gone")])]
     assert (work.run, work.seen, work.wait_s) == ("run", 7, LONG_S)
 
 
@@ -159,7 +159,7 @@ def test_a_job_that_is_not_wanted_any_more_is_dropped_without_an_outcome() -> No
     actions = loading.handle(Answered(Worked("run", [], {2: 0})), POLL_S)
     assert Drop(begun[0].id) in actions
     assert not loading.wants(begun[0].id)
-    later: list[Bring] = []
+    later: list[LoadFile] = []
     for one in begun:
         later += brought(end(loading, one, POLL_S))
     assert {one.task.job for one in later} == {2}
@@ -199,7 +199,7 @@ def test_bandwidth_is_kept_by_what_came() -> None:
 
 
 def test_another_job_goes_on_while_one_waits_for_bandwidth() -> None:
-    loading = Loading("w")
+    loading = LoadSchedule("w")
     loading.handle(Tick(), 0.0)
     tasks = [task(1, 30), task(2, 30, job=2)]
     begun = brought(loading.handle(Answered(Worked("run", tasks, {1: 10_000, 2: 0})), 0.0))
@@ -208,7 +208,7 @@ def test_another_job_goes_on_while_one_waits_for_bandwidth() -> None:
 
 
 def test_a_check_is_one_action_and_its_failures_are_told() -> None:
-    loading = Loading("w")
+    loading = LoadSchedule("w")
     loading.handle(Tick(), 0.0)
     one = task(4, 10, kind=TaskKind.CHECK)
     actions = loading.handle(Answered(Worked("run", [one], {1: 0})), 0.0)
@@ -216,7 +216,7 @@ def test_a_check_is_one_action_and_its_failures_are_told() -> None:
     nothing_more(loading, 0.0)
     missing = [FileFailure(3, "missing", "it is not complete in the cache")]
     (work,) = asked(loading.handle(Checked(check.id, missing), 1.0))
-    assert work.outcomes == [Outcome(4, 0, missing)]
+    assert work.outcomes == [TaskResult(4, 0, missing)]
 
 
 def test_a_master_that_answers_at_once_without_work_is_not_asked_in_a_loop() -> None:
@@ -230,12 +230,12 @@ def test_a_master_that_answers_at_once_without_work_is_not_asked_in_a_loop() -> 
 def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
     """A master in the test hands out tasks; answers get lost, jobs are cancelled."""
     rng = random.Random(seed)
-    loading, now, number = Loading("w"), 0.0, 0
+    loading, now, number = LoadSchedule("w"), 0.0, 0
     given: dict[int, Task] = {}
     told: list[int] = []
     lost = 0
     running = {1: 0, 2: 5_000_000, 3: 0}
-    begun: list[Bring | Check] = []
+    begun: list[LoadFile | Check] = []
     question: Work | None = None
 
     def act(actions: list[Action]) -> None:
@@ -244,7 +244,7 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
             if isinstance(one, Ask):
                 assert question is None, "one question at a time"
                 question = one.work
-            elif isinstance(one, Bring | Check):
+            elif isinstance(one, LoadFile | Check):
                 begun.append(one)
 
     act(loading.handle(Tick(), now))
@@ -279,7 +279,7 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
                 act(loading.handle(Checked(one.id, []), now))
             else:
                 if rng.random() < 0.5:
-                    act(loading.handle(FileCame(one.id, one.place), now))
+                    act(loading.handle(FileFetched(one.id, one.place), now))
                 act(loading.handle(FileEnded(one.id, one.place, one.file.origin.size), now))
         else:
             act(loading.handle(Tick(), now))

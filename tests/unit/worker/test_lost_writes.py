@@ -19,7 +19,7 @@ from worker.cache.cache import Cache
 from worker.store import filesystem
 from worker.store.directory import TierDirectory
 from worker.store.index import Index
-from worker.tier.admission import Space
+from worker.tier.admission import Admission
 from worker.tier.health import (
     ERROR_PAUSE_S,
     MOST_TRIAL_PAUSE_S,
@@ -185,8 +185,8 @@ def test_a_loss_in_the_scratch_area_alone_is_noticed(
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, 9 * MIB)
         async with rig.worker() as worker:
-            monkeypatch.setattr(Space, "reserve", refuse)
-            monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
+            monkeypatch.setattr(Admission, "reserve", refuse)
+            monkeypatch.setattr(Admission, "reserve_nowait", lambda *_: False)
             await only(worker).housekeeping.sync()
             assert await read(worker, 1) == rig.data[1]
             await until(lambda: not only(worker)._filler._pieces)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.runtime.machine import available_memory, total_memory
 from worker.runtime.memory import (
     BUFFER_BYTES,
     LEAST_BYTES,
@@ -17,6 +16,7 @@ from worker.runtime.memory import (
     budget,
     buffer_bytes,
 )
+from worker.runtime.process_limits import available_memory, total_memory
 
 MIB = 1 << 20
 GIB = 1 << 30

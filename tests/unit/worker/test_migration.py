@@ -14,22 +14,22 @@ from cachefs.core.errors import Stale, Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES, Member, Placement, View
 from tests.unit.worker.migrating import Fleet, Node, key_of, member
-from worker.migration.decisions import Migration
+from worker.migration.decisions import MigrationDecisions
 from worker.migration.events import (
     BLOCK_PAGES,
     Answer,
     AskHave,
-    HaveCame,
+    HaveReplied,
     Holding,
-    OfferAnswered,
-    OfferCame,
+    OfferReceived,
+    OfferReplied,
     OwnersChanged,
     RefreshView,
     Scan,
     Scanned,
     SendOffer,
     Tick,
-    ViewCame,
+    ViewReceived,
 )
 from worker.migration.sender import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
 from worker.runtime.rate import TokenBucket
@@ -315,7 +315,7 @@ def test_who_comes_back_before_anything_changed_has_nothing_to_hand_over() -> No
     copies = dict(fleet.nodes["a"].bits)
     again = fleet.add("a")
     again.bits = {**copies, key_of(3): 1, key_of(4): 1}
-    again.act(ViewCame(View(fleet.view.epoch, fleet.view.members, version=7)))
+    again.act(ViewReceived(View(fleet.view.epoch, fleet.view.members, version=7)))
     assert again.migration.settled == fleet.view.epoch
     for _ in range(100):
         fleet.turn()
@@ -358,7 +358,7 @@ def test_a_taker_that_starts_again_gets_everything_again() -> None:
     for _ in range(40):
         fleet.turn()
     assert fleet.nodes["c"].bits, "it was at it"
-    fleet.add("c").act(ViewCame(view))
+    fleet.add("c").act(ViewReceived(view))
     fleet.run()
     assert owned_elsewhere(fleet) == []
 
@@ -375,14 +375,14 @@ def test_the_rate_is_kept_by_takers_and_givers() -> None:
 
 
 def test_an_offer_of_another_epoch_is_refused() -> None:
-    taker = Migration("b")
-    taker.handle(ViewCame(View(5, (member("a"), member("b")))), 0.0)
+    taker = MigrationDecisions("b")
+    taker.handle(ViewReceived(View(5, (member("a"), member("b")))), 0.0)
     offer = Offer("a", "http://a:1", 4, [(key_of(2), 0)])
-    (answer,) = taker.handle(OfferCame(offer), 0.0)
+    (answer,) = taker.handle(OfferReceived(offer), 0.0)
     assert isinstance(answer, Answer)
     assert isinstance(answer.failure, Stale)
     newer = Offer("a", "http://a:1", 6, [(key_of(2), 0)])
-    answer, refresh = taker.handle(OfferCame(newer), 0.0)
+    answer, refresh = taker.handle(OfferReceived(newer), 0.0)
     assert isinstance(answer, Answer)
     assert isinstance(answer.failure, Unavailable)
     assert refresh == RefreshView()
@@ -390,43 +390,45 @@ def test_an_offer_of_another_epoch_is_refused() -> None:
 
 
 def test_what_is_not_ours_is_not_taken() -> None:
-    taker = Migration("b")
+    taker = MigrationDecisions("b")
     view = View(1, (member("a"), member("b")))
-    taker.handle(ViewCame(view), 0.0)
+    taker.handle(ViewReceived(view), 0.0)
     others = [i for i in range(2, 50) if Placement(view.members).owners(i, 0)[0].id == "a"]
     offer = Offer("a", "http://a:1", 1, [(key_of(ino), 0) for ino in others])
-    assert taker.handle(OfferCame(offer), 0.0) == [Answer(None)]
+    assert taker.handle(OfferReceived(offer), 0.0) == [Answer(None)]
     assert taker.taker.blocks == 0
 
 
 def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
-    giver = Migration("a")
-    assert giver.handle(ViewCame(View(1, (member("b"),), (member("a"),))), -2.0) == []
+    giver = MigrationDecisions("a")
+    assert giver.handle(ViewReceived(View(1, (member("b"),), (member("a"),))), -2.0) == []
     (scan,) = giver.handle(Tick(), 0.0)
     assert isinstance(scan, Scan)
     held = Holding(key_of(2), SMALL, 1)
     (ask,) = giver.handle(Scanned(1, (held,), b""), 0.0)
     assert isinstance(ask, AskHave)
-    assert giver.handle(ViewCame(View(2, (member("c"),))), -1.0) == []
+    assert giver.handle(ViewReceived(View(2, (member("c"),))), -1.0) == []
     assert giver.handle(Tick(), 1.0) == [Scan(2, b"", scan.limit)]
-    assert giver.handle(HaveCame(1, "b", {}), 1.0) == []
+    assert giver.handle(HaveReplied(1, "b", {}), 1.0) == []
     assert giver.handle(Scanned(1, (held,), b""), 1.0) == []
     (ask,) = giver.handle(Scanned(2, (held,), b""), 1.0)
     assert isinstance(ask, AskHave)
     assert ask.peer.id == "c"
-    (offer,) = giver.handle(HaveCame(2, "c", {}), 1.0)
+    (offer,) = giver.handle(HaveReplied(2, "c", {}), 1.0)
     assert isinstance(offer, SendOffer)
-    assert giver.handle(OfferAnswered(1, "b", None), 1.0) == []
+    assert giver.handle(OfferReplied(1, "b", None), 1.0) == []
 
 
 def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
-    giver = Migration("a")
-    giver.handle(ViewCame(View(1, (Member("b", "http://old:1", 1.0),), (member("a"),))), -2.0)
+    giver = MigrationDecisions("a")
+    giver.handle(ViewReceived(View(1, (Member("b", "http://old:1", 1.0),), (member("a"),))), -2.0)
     giver.handle(Tick(), 0.0)
     giver.handle(Scanned(1, (Holding(key_of(2), SMALL, 1),), b""), 0.0)
-    assert giver.handle(HaveCame(1, "b", None), 0.0) == [], "it does not answer"
+    assert giver.handle(HaveReplied(1, "b", None), 0.0) == [], "it does not answer"
     assert (
-        giver.handle(ViewCame(View(1, (Member("b", "http://new:1", 1.0),), (member("a"),))), 0.1)
+        giver.handle(
+            ViewReceived(View(1, (Member("b", "http://new:1", 1.0),), (member("a"),))), 0.1
+        )
         == []
     )
     (ask,) = giver.handle(Tick(), 0.2)
@@ -448,7 +450,7 @@ def test_a_master_that_lost_its_store_is_followed() -> None:
 def test_an_index_that_cannot_be_read_is_tried_again() -> None:
     fleet = Fleet("a")
     giver = fleet.nodes["a"].migration
-    giver.handle(ViewCame(View(1, (member("b"),), (member("a"),))), -2.0)
+    giver.handle(ViewReceived(View(1, (member("b"),), (member("a"),))), -2.0)
     (scan,) = giver.handle(Tick(), 0.0)
     assert giver.handle(Scanned(1, (), b"", failed=True), 0.0) == []
     assert giver.settled == 0

@@ -10,14 +10,14 @@ import pytest
 
 from tests.unit.worker.rig import MIB, Rig, only, run
 from worker.runtime.clocks import Clocks
-from worker.runtime.pace import LONGEST_PAUSE_S, Pace
+from worker.runtime.log_backoff import LONGEST_PAUSE_S, LogBackoff
 from worker.tier.health import PROBE_PAUSE_S
 
 DAY_S = 24 * 3600
 
 
 def test_a_condition_that_lasts_for_a_day_is_logged_some_thirty_times() -> None:
-    pace = Pace()
+    pace = LogBackoff()
     due = [now for now in range(DAY_S) if pace.is_due(float(now))]
     assert due[:4] == [0, 60, 180, 420]
     assert max(later - earlier for earlier, later in itertools.pairwise(due)) == (LONGEST_PAUSE_S)

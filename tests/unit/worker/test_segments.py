@@ -18,7 +18,7 @@ from worker.fill import segments
 from worker.fill.segment import memory_file
 from worker.store.directory import TierDirectory
 from worker.store.filesystem import is_unused, reopen
-from worker.tier.admission import Space
+from worker.tier.admission import Admission
 
 FULL_S = 3600.0
 SMALL = 100 << 10
@@ -62,8 +62,8 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reserve(*_: Any) -> bool:
         return False
 
-    monkeypatch.setattr(Space, "reserve", reserve)
-    monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
+    monkeypatch.setattr(Admission, "reserve", reserve)
+    monkeypatch.setattr(Admission, "reserve_nowait", lambda *_: False)
 
 
 def test_the_kernel_tells_whether_a_lent_file_in_memory_is_in_use() -> None:

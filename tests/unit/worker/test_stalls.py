@@ -14,7 +14,7 @@ import pytest
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import PAGE_BYTES, Origin
-from connectors.until import NEVER_S, until
+from connectors.deadline import NEVER_S, until
 from tests.services.memory import MemoryConnector
 from tests.unit.worker import rig
 from tests.unit.worker.rig import Rig, only, run

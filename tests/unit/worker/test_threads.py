@@ -9,12 +9,12 @@ import threading
 import pytest
 
 from cachefs.core.errors import Interrupted
-from worker.runtime.threads import Threads, Wake
+from worker.runtime.threads import LoopCallbackQueue, Threads
 
 
 def test_a_pool_has_a_thread_left_however_often_stuck_ones_come_and_go() -> None:
     async def script() -> None:
-        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         try:
             stuck = pool.run(go_on.wait, 5.0)
@@ -35,7 +35,7 @@ def test_a_pool_has_a_thread_left_however_often_stuck_ones_come_and_go() -> None
 
 def test_a_stuck_thread_is_made_up_for() -> None:
     async def script() -> None:
-        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         try:
             stuck = pool.run(go_on.wait, 5.0)
@@ -55,7 +55,7 @@ def test_nobody_waits_for_a_call_that_comes_after_the_end(calls_before: int) -> 
     """Else it would wait for ever."""
 
     async def script() -> None:
-        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         for _ in range(calls_before):
             await pool.run(lambda: None)
         assert pool.close(5.0)
@@ -67,7 +67,7 @@ def test_nobody_waits_for_a_call_that_comes_after_the_end(calls_before: int) -> 
 
 def test_there_is_room_while_a_thread_is_left() -> None:
     async def script() -> None:
-        pool = Threads("test", 2, Wake(asyncio.get_running_loop()))
+        pool = Threads("test", 2, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         try:
             calls = []
@@ -87,7 +87,7 @@ def test_there_is_room_while_a_thread_is_left() -> None:
 
 def test_calls_behind_leave_threads_to_others_and_all_are_made() -> None:
     async def script() -> None:
-        pool = Threads("test", 4, Wake(asyncio.get_running_loop()))
+        pool = Threads("test", 4, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         try:
             behind = [pool.behind.run(go_on.wait, 20.0) for _ in range(20)]
@@ -104,7 +104,7 @@ def test_calls_behind_leave_threads_to_others_and_all_are_made() -> None:
 
 def test_calls_behind_hear_of_the_end() -> None:
     async def script() -> None:
-        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         first, second = (pool.behind.run(go_on.wait, 5.0) for _ in range(2))
         assert not pool.close(0.0)

@@ -15,7 +15,7 @@ from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, run, until
 from worker.store import filesystem, removal
 from worker.store.directory import TierDirectory
-from worker.store.lookup import look
+from worker.store.lookup import lookup_content
 from worker.store.removal import evict
 from worker.store.writer import Writer
 
@@ -77,7 +77,7 @@ def test_what_was_withdrawn_is_not_published_again(
                 late = lambda name: (lose(tier), real(name))  # noqa: E731
                 monkeypatch.setattr(tier, "publish", late)
                 origin = rig.space.origins[1]
-                looked = look(tier, writer, origin, origin.content.key, parts.epoch)
+                looked = lookup_content(tier, writer, origin, origin.content.key, parts.epoch)
                 assert not looked.published
                 looked.close()
             assert rig.published() == set()

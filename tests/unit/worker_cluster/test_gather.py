@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, NotFound, Unreachable
 from tests.unit.worker_cluster.fake_master import run, until
-from worker.names.gather import Gather
+from worker.names.request_batcher import RequestBatcher
 
 
 class Rig:
@@ -20,7 +20,7 @@ class Rig:
         self.calls: list[list[int]] = []
         self.gate = asyncio.Event()
         self.idle = 0
-        self.it: Gather[int, int] = Gather(
+        self.it: RequestBatcher[int, int] = RequestBatcher(
             self.ask, most_items=most_items, most_calls=most_calls, on_idle=self.on_idle
         )
 
@@ -135,7 +135,7 @@ def test_the_end_answers_everybody() -> None:
 
 
 def test_too_many_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.names.gather.MAX_OPEN", 3)
+    monkeypatch.setattr("worker.names.request_batcher.MAX_OPEN", 3)
 
     async def script() -> None:
         rig = Rig()

@@ -8,15 +8,15 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.core.errors import NotFound
-from cachefs.core.jobs import JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobSpec, JobState, JobStatus
 from cachefs.core.services import JobService, SyncService
-from cachefs.core.syncs import SyncShown
+from cachefs.core.syncs import SyncStatus
 from tests.unit.worker_cluster.fake_master import NAMESPACE, FakeMaster, run
 from worker.membership.master_client import MasterUnreachable
 from worker.names.namespace import RemoteNamespace
 
-SHOWN = JobShown(3, JobState.STOPPED, [b"a"], 1, JobSpec((b"a",)))
-SYNC = m.SyncReply(SyncShown(5, "running", b"a"))
+SHOWN = JobStatus(3, JobState.STOPPED, [b"a"], 1, JobSpec((b"a",)))
+SYNC = m.SyncReply(SyncStatus(5, "running", b"a"))
 
 
 class JobsMaster(FakeMaster):

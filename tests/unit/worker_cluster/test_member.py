@@ -188,7 +188,7 @@ def test_a_beat_can_come_early() -> None:
         await it.start()
         it._heartbeat_s = 1000.0
         for beats in (1, 2):
-            it.beat_soon()
+            it.send_heartbeat_soon()
             await until(lambda beats=beats: master.count(c.Heartbeat) == beats)
         await it.stop()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cachefs.core.model import Inode, Kind
-from worker.names.resolved import MOST, Resolved
+from worker.names.resolved_paths import MOST, ResolvedPaths
 
 DATA, TRAIN = Inode(2, Kind.DIRECTORY), Inode(3, Kind.DIRECTORY)
 
 
 def test_the_nearest_known_directory_and_the_names_from_there() -> None:
-    known = Resolved()
+    known = ResolvedPaths()
     assert known.nearest(b"") == (None, [])
     assert known.nearest(b"data/x") == (None, [b"data", b"x"])
     known.put(b"data", DATA)
@@ -21,7 +21,7 @@ def test_the_nearest_known_directory_and_the_names_from_there() -> None:
 
 
 def test_a_name_that_leads_elsewhere_is_forgotten_with_all_below() -> None:
-    known = Resolved()
+    known = ResolvedPaths()
     known.put(b"data", DATA)
     known.put(b"data/train", TRAIN)
     known.forget(b"train")
@@ -32,7 +32,7 @@ def test_a_name_that_leads_elsewhere_is_forgotten_with_all_below() -> None:
 
 
 def test_the_number_is_bounded() -> None:
-    known = Resolved()
+    known = ResolvedPaths()
     for n in range(MOST + 1):
         known.put(b"%d" % n, DATA)
     assert known.nearest(b"0") == (None, [b"0"])

@@ -33,7 +33,7 @@ from tests.unit.worker_cluster.fake_master import (
     run,
     until,
 )
-from worker.names.late_connector import AGAIN_S, FAILURE_KEPT_S, LateConnector
+from worker.names.lazy_connector import AGAIN_S, FAILURE_KEPT_S, LazyConnector
 from worker.names.sources import ClusterSources
 
 VERSION = Fingerprint(Kind.FILE, 4)
@@ -190,7 +190,7 @@ def test_a_source_that_is_not_there_fails_the_read() -> None:
 def test_a_source_that_refuses_the_access_is_looked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.names.late_connector.AGAIN_S", 0.0)
+    monkeypatch.setattr("worker.names.lazy_connector.AGAIN_S", 0.0)
 
     async def script(it: ClusterSources, rig: Rig) -> None:
         await it.attach(attach("cachefs://fake:1/data"))
@@ -221,9 +221,9 @@ def test_another_namespace_of_the_master_is_for_new_mounts() -> None:
     async def script(it: ClusterSources, rig: Rig) -> None:
         await it.attach(attach("cachefs://fake:1/data"))
         rig.master.namespace = NamespaceId(b"o" * 16)
-        await it.changed_namespace(NAMESPACE)
+        await it.on_namespace_changed(NAMESPACE)
         assert rig.master.count(c.Greeting) == 1
-        await it.changed_namespace(rig.master.namespace)
+        await it.on_namespace_changed(rig.master.namespace)
         attached = await it.attach(attach("cachefs://fake:1/data"))
         assert attached.namespace == rig.master.namespace
         assert it.service(NAMESPACE) is not it.service(rig.master.namespace)
@@ -247,7 +247,7 @@ def test_a_namespace_that_is_found_replaced_is_for_new_mounts_too(
         second = await it.attach(attach("cachefs://fake:1/data"))
         assert second.namespace == rig.master.namespace
         rig.master.namespace = first.namespace
-        await it.changed_namespace(first.namespace)
+        await it.on_namespace_changed(first.namespace)
         assert (await it.attach(attach("cachefs://fake:1/data"))).namespace == first.namespace
         assert it.service(first.namespace) is node
 
@@ -278,7 +278,7 @@ class Finder:
 def test_a_failure_is_kept_for_a_moment() -> None:
     now = [0.0]
     finder = Finder()
-    late = LateConnector(finder, clock=lambda: now[0])
+    late = LazyConnector(finder, clock=lambda: now[0])
     finder.error = CredentialsMissing("none")
     for _ in range(3):
         with pytest.raises(CredentialsMissing):
@@ -293,7 +293,7 @@ def test_a_failure_is_kept_for_a_moment() -> None:
 def test_a_refusal_is_looked_into_now_and_then_and_what_was_found_goes_on() -> None:
     now = [0.0]
     finder = Finder()
-    late = LateConnector(finder, clock=lambda: now[0])
+    late = LazyConnector(finder, clock=lambda: now[0])
     for _ in range(3):
         with pytest.raises(AccessDenied):
             late.read_all(b"secret", VERSION)
@@ -308,7 +308,7 @@ def test_a_refusal_is_looked_into_now_and_then_and_what_was_found_goes_on() -> N
 def test_what_is_found_after_the_end_is_closed() -> None:
     finder = Finder()
     finder.gate.clear()
-    late = LateConnector(finder)
+    late = LazyConnector(finder)
     errors: list[BaseException] = []
 
     def read() -> None:

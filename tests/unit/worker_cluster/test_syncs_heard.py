@@ -10,7 +10,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.model import ROOT_INO
-from cachefs.core.syncs import SyncShown
+from cachefs.core.syncs import SyncStatus
 from tests.unit.worker_cluster.fake_master import FakeMaster, file, run, until
 from worker.names import jobs
 from worker.names.namespace import RemoteNamespace
@@ -21,7 +21,7 @@ class SyncingMaster(FakeMaster):
 
     async def answer(self, body: Any) -> Any:
         if isinstance(body, m.GetSync):
-            return m.SyncReply(SyncShown(5, "done", b"", seq=self.seq))
+            return m.SyncReply(SyncStatus(5, "done", b"", seq=self.seq))
         return await super().answer(body)
 
 

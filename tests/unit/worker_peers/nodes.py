@@ -18,10 +18,10 @@ from cachefs.core.policies import Policy, Rule
 from tests.unit.worker.rig import MIB, Namespace, Rig
 from worker.cache.cache import Cache
 from worker.fill.source import OriginSource
-from worker.peers.ring import Ring
-from worker.peers.search import Times
+from worker.peers.ownership_map import OwnershipMap
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource, in_loop
+from worker.peers.source_selection import Times
 
 TIMES = Times(silence_s=10.0, probe_after_s=2.0, total_s=20.0)  # a busy machine is no silent peer
 SOON = Times(silence_s=1.0, probe_after_s=0.3, total_s=10.0)
@@ -49,7 +49,7 @@ class Node:
         self.cluster = cluster
         self.number = number
         self.id = f"node{number}"
-        self.ring = Ring(self.id)
+        self.ring = OwnershipMap(self.id)
         self.worker: Cache
         self.source: ClusterSource
         self.server: PeerServer

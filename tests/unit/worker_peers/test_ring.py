@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from cachefs.core.placement import Member, Placement, View
 from worker.fill.source import Purpose
-from worker.peers.ring import Ring
-from worker.peers.search import Way
+from worker.peers.ownership_map import OwnershipMap
+from worker.peers.source_selection import RequestMode
 
 
 def members(ids: str) -> tuple[Member, ...]:
     return tuple(Member(id, f"http://{id}:1", 1.0) for id in ids)
 
 
-def asked(ring: Ring, ino: int) -> dict[str, Way]:
+def asked(ring: OwnershipMap, ino: int) -> dict[str, RequestMode]:
     return {one.peer: one.way for one in ring.candidates(ino, 0, Purpose.SERVE)}
 
 
@@ -21,11 +21,11 @@ def owner(ids: str, ino: int) -> str:
 
 
 def test_what_came_in_an_epoch_between_is_asked_for_at_its_place_then() -> None:
-    ring = Ring("a")
+    ring = OwnershipMap("a")
     ring.update(View(3, members("ab"), before=members("abcd"), between=(members("abc"),)))
     passed = [n for n in range(500) if owner("abcd", n) == "d" and owner("abc", n) == "c"]
     assert passed
     for ino in passed:
-        assert asked(ring, ino)["c"] is Way.HAVE, "it may have filled it in epoch 2"
+        assert asked(ring, ino)["c"] is RequestMode.HAVE, "it may have filled it in epoch 2"
     ring.update(View(3, members("ab"), version=9))
     assert not any("c" in asked(ring, ino) for ino in passed), "all is in its place"

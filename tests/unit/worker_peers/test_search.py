@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from cachefs.core.placement import Member, Placement
 from tests.services.examples import examples
 from worker.fill.source import Purpose
-from worker.peers.peer_health import ORIGIN_PAUSE_S, Peers
-from worker.peers.search import (
+from worker.peers.peer_health import ORIGIN_PAUSE_S, PeerHealth
+from worker.peers.source_selection import (
     Action,
     Answer,
     Answered,
     Ask,
-    Broke,
+    BodyFailed,
     Candidate,
     Close,
     Event,
@@ -22,21 +22,21 @@ from worker.peers.search import (
     GiveUp,
     Refresh,
     Refreshed,
-    Search,
+    RequestMode,
+    SourceSelection,
     Take,
     Tick,
     Times,
     UseOrigin,
-    Way,
     candidates,
 )
 
 KEY = b"k" * 36
 TIMES = Times(silence_s=3.0, probe_after_s=1.0, total_s=30.0)
-OWNER = Candidate("a", "http://a", Way.FILL)
-STAND_IN = Candidate("b", "http://b", Way.NEXT)
-REPLICA = Candidate("b", "http://b", Way.FILL)
-OLD = Candidate("c", "http://c", Way.HAVE)
+OWNER = Candidate("a", "http://a", RequestMode.FILL)
+STAND_IN = Candidate("b", "http://b", RequestMode.NEXT)
+REPLICA = Candidate("b", "http://b", RequestMode.FILL)
+OLD = Candidate("c", "http://c", RequestMode.HAVE)
 
 
 def members(count: int) -> list[Member]:
@@ -44,10 +44,10 @@ def members(count: int) -> list[Member]:
 
 
 def begun(
-    *found: Candidate, peers: Peers | None = None, may_ask_origin: bool = True
-) -> tuple[Search, list[Action]]:
-    known = peers or Peers()
-    search = Search(known, KEY, found, TIMES, may_ask_origin=may_ask_origin)
+    *found: Candidate, peers: PeerHealth | None = None, may_ask_origin: bool = True
+) -> tuple[SourceSelection, list[Action]]:
+    known = peers or PeerHealth()
+    search = SourceSelection(known, KEY, found, TIMES, may_ask_origin=may_ask_origin)
     return search, search.handle(Tick(), 0.0)
 
 
@@ -58,9 +58,14 @@ def test_a_reader_asks_the_owner_then_the_next_in_rank() -> None:
     now, none = Placement(members(4)), Placement([])
     ranked = [member.id for member in now.owners(7, 0, 4)]
     found = candidates(now, none, ranked[3], 7, 0)
-    assert [(one.peer, one.way) for one in found] == [(ranked[0], Way.FILL), (ranked[1], Way.NEXT)]
+    assert [(one.peer, one.way) for one in found] == [
+        (ranked[0], RequestMode.FILL),
+        (ranked[1], RequestMode.NEXT),
+    ]
     found = candidates(now, none, ranked[1], 7, 0)
-    assert [(one.peer, one.way) for one in found] == [(ranked[0], Way.FILL)], "it stands in itself"
+    assert [(one.peer, one.way) for one in found] == [(ranked[0], RequestMode.FILL)], (
+        "it stands in itself"
+    )
     assert candidates(now, none, ranked[0], 7, 0) == [], "the owner reads the origin"
     found = candidates(now, none, "without weight", 7, 0)
     assert [one.peer for one in found] == ranked[:2]
@@ -71,14 +76,14 @@ def test_with_replicas_the_first_owner_brings_it() -> None:
     now, none = Placement(members(4)), Placement([])
     ranked = [member.id for member in now.owners(7, 0, 4)]
 
-    def ways(me: str) -> list[tuple[str, Way]]:
+    def ways(me: str) -> list[tuple[str, RequestMode]]:
         found = candidates(now, none, me, 7, 0, replicas=2)
         return [(one.peer, one.way) for one in found]
 
-    assert ways(ranked[0]) == [(ranked[1], Way.HAVE)]
-    assert ways(ranked[1]) == [(ranked[0], Way.FILL)]
-    assert ways(ranked[2]) == [(ranked[0], Way.FILL), (ranked[1], Way.FILL)]
-    assert ways(ranked[3]) == [*ways(ranked[2]), (ranked[2], Way.NEXT)]
+    assert ways(ranked[0]) == [(ranked[1], RequestMode.HAVE)]
+    assert ways(ranked[1]) == [(ranked[0], RequestMode.FILL)]
+    assert ways(ranked[2]) == [(ranked[0], RequestMode.FILL), (ranked[1], RequestMode.FILL)]
+    assert ways(ranked[3]) == [*ways(ranked[2]), (ranked[2], RequestMode.NEXT)]
 
 
 @given(
@@ -93,7 +98,7 @@ def test_nobody_who_serves_waits_for_another(
     mine = f"m{me}"
     found = candidates(now, old, mine, ino, 0, purpose=purpose, replicas=replicas)
     assert mine not in {one.peer for one in found}
-    filling = [one for one in found if one.way is not Way.HAVE]
+    filling = [one for one in found if one.way is not RequestMode.HAVE]
     rank = next((n for n, m in enumerate(now.owners(ino, 0, count)) if m.id == mine), count)
     if purpose is not Purpose.READ or rank == 0:
         assert not filling
@@ -123,7 +128,7 @@ def test_one_that_fails_is_followed_by_the_next_then_by_the_origin() -> None:
 
 def test_one_that_is_elsewhere_by_now_is_asked_there() -> None:
     """The view that told of it there forgot what was known of it."""
-    peers = Peers()
+    peers = PeerHealth()
     search, _ = begun(OWNER, STAND_IN, peers=peers)
     assert search.handle(Failed(OWNER), 0.1) == [Refresh()]
     moved = OWNER._replace(url="http://elsewhere")
@@ -132,7 +137,7 @@ def test_one_that_is_elsewhere_by_now_is_asked_there() -> None:
 
 
 def test_who_failed_is_not_asked_by_the_next_search() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     search, _ = begun(OWNER, STAND_IN, peers=peers)
     search.handle(Failed(OWNER), 0.1)
     _, actions = begun(OWNER, STAND_IN, peers=peers)
@@ -151,29 +156,29 @@ def test_an_origin_that_failed_the_owner_is_asked_and_nobody_else() -> None:
 
 def test_who_waited_in_vain_for_the_origin_is_asked_for_what_it_has_for_a_while() -> None:
     """Its way there may be broken, and that of others not."""
-    peers, have = Peers(), OWNER._replace(way=Way.HAVE)
+    peers, have = PeerHealth(), OWNER._replace(way=RequestMode.HAVE)
     searches = [begun(OWNER, STAND_IN, peers=peers)[0] for _ in range(3)]
     for search in searches:  # asked together, they fail together: that counts once
         assert search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 20.0) == [UseOrigin()]
     paused_s = 20.0
     for pause_s in (ORIGIN_PAUSE_S, 2 * ORIGIN_PAUSE_S, 4 * ORIGIN_PAUSE_S):
-        search = Search(peers, KEY, [OWNER, STAND_IN], TIMES)
+        search = SourceSelection(peers, KEY, [OWNER, STAND_IN], TIMES)
         assert search.handle(Tick(), paused_s + pause_s - 1) == [Ask(have)]
         assert search.handle(Answered(have, Answer.HAS_NOT), paused_s + pause_s) == [Ask(STAND_IN)]
-        one, other = (Search(peers, KEY, [OWNER, STAND_IN], TIMES) for _ in range(2))
+        one, other = (SourceSelection(peers, KEY, [OWNER, STAND_IN], TIMES) for _ in range(2))
         assert one.handle(Tick(), paused_s + pause_s) == [Ask(OWNER)], "one tries it"
         assert other.handle(Tick(), paused_s + pause_s) == [Ask(have)]
         paused_s += pause_s + 20.0
         one.handle(Answered(OWNER, Answer.ORIGIN_FAILED), paused_s)
-    search = Search(peers, KEY, [OWNER], TIMES)
+    search = SourceSelection(peers, KEY, [OWNER], TIMES)
     assert search.handle(Tick(), paused_s + 1000) == [Ask(OWNER)]
     search.handle(Answered(OWNER, Answer.HAS, at_once=False), paused_s + 1001)
-    search = Search(peers, KEY, [OWNER], TIMES)
+    search = SourceSelection(peers, KEY, [OWNER], TIMES)
     assert search.handle(Tick(), paused_s + 1001) == [Ask(OWNER)], "it brings things again"
 
 
 def test_an_origin_that_refuses_at_once_is_asked_by_the_owner_again() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     search, _ = begun(OWNER, peers=peers)
     search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 0.5)
     assert begun(OWNER, peers=peers)[1] == [Ask(OWNER)]
@@ -189,7 +194,7 @@ def test_another_view_is_got_once() -> None:
 
 def test_a_slow_replica_is_hedged_by_another_and_never_by_the_origin() -> None:
     search, _ = begun(OWNER, REPLICA)
-    hedge = REPLICA._replace(way=Way.HAVE)
+    hedge = REPLICA._replace(way=RequestMode.HAVE)
     assert search.wake_at_s < TIMES.probe_after_s
     assert search.handle(Tick(), search.wake_at_s) == [Ask(hedge)]
     assert search.handle(Answered(hedge, Answer.HAS_NOT), 0.5) == []
@@ -208,7 +213,7 @@ def test_nobody_is_hedged_by_who_would_stand_in() -> None:
 
 def test_an_owner_that_lives_may_take_its_time() -> None:
     search, _ = begun(OWNER, STAND_IN)
-    probe = OWNER._replace(way=Way.HAVE)
+    probe = OWNER._replace(way=RequestMode.HAVE)
     now = 0.0
     for _ in range(10):
         search.handle(Tick(), now := max(now, search.wake_at_s))
@@ -223,7 +228,7 @@ def test_an_owner_that_lives_may_take_its_time() -> None:
 def test_an_owner_that_is_stopped_is_given_up() -> None:
     """It takes connections and says nothing."""
     search, _ = begun(OWNER, STAND_IN)
-    probe = OWNER._replace(way=Way.HAVE)
+    probe = OWNER._replace(way=RequestMode.HAVE)
     actions: list[Action] = []
     while Ask(probe) not in actions:
         actions = search.handle(Tick(), search.wake_at_s)
@@ -236,7 +241,7 @@ def test_an_owner_that_is_stopped_is_given_up() -> None:
 
 def test_what_an_owner_has_meanwhile_is_taken_from_its_second_answer() -> None:
     search, _ = begun(OWNER)
-    probe = OWNER._replace(way=Way.HAVE)
+    probe = OWNER._replace(way=RequestMode.HAVE)
     while Ask(probe) not in search.handle(Tick(), now := search.wake_at_s):
         pass
     assert search.handle(Answered(probe, Answer.HAS), now) == [Close(OWNER), Take(probe)]
@@ -245,16 +250,16 @@ def test_what_an_owner_has_meanwhile_is_taken_from_its_second_answer() -> None:
 def test_a_body_that_breaks_off_is_gone_on_with_elsewhere() -> None:
     search, _ = begun(OWNER, OLD)
     search.handle(Answered(OWNER, Answer.HAS), 0.1)
-    assert search.handle(Broke(), 0.2) == [Ask(OLD)]
+    assert search.handle(BodyFailed(), 0.2) == [Ask(OLD)]
     search.handle(Answered(OLD, Answer.HAS), 0.3)
-    assert search.handle(Broke(wrong=True), 0.4) == [UseOrigin()]
+    assert search.handle(BodyFailed(wrong=True), 0.4) == [UseOrigin()]
 
 
 def test_who_gave_wrong_bytes_is_asked_for_others() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     search, _ = begun(OWNER, peers=peers)
     search.handle(Answered(OWNER, Answer.HAS), 0.1)
-    search.handle(Broke(wrong=True), 0.2)
+    search.handle(BodyFailed(wrong=True), 0.2)
     assert not peers.take("a", KEY, 1.0)
     assert peers.take("a", b"other", 1.0)
     assert peers.take("a", KEY, 100.0), "not for ever"
@@ -264,7 +269,7 @@ def test_who_gave_wrong_bytes_is_asked_for_others() -> None:
 
 
 def test_a_failed_peer_is_tried_again_by_one_at_a_time() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     peers.failed("a", 0.0)
     assert not peers.take("a", KEY, 0.1)
     assert peers.take("a", KEY, 0.6)
@@ -277,7 +282,7 @@ def test_a_failed_peer_is_tried_again_by_one_at_a_time() -> None:
 
 
 def test_hedges_wait_as_long_as_the_peer_usually_takes() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     for _ in range(50):
         peers.answered("a", 0.05)
         peers.answered("b", 10.0)
@@ -297,10 +302,12 @@ def test_hedges_wait_as_long_as_the_peer_usually_takes() -> None:
 def test_every_search_ends_in_time(data: st.DataObject) -> None:
     """Peers answer anything, or nothing at all; bodies break. The search ends with a body that was
     read, the origin, or nothing; nobody is waited for longer than its time."""
-    ways = st.sampled_from(Way)
+    ways = st.sampled_from(RequestMode)
     drawn = data.draw(st.lists(st.tuples(st.sampled_from("abcde"), ways), max_size=6, unique=True))
     found = [Candidate(peer, f"http://{peer}", way) for peer, way in drawn]
-    search = Search(Peers(), KEY, found, TIMES, may_ask_origin=data.draw(st.booleans()))
+    search = SourceSelection(
+        PeerHealth(), KEY, found, TIMES, may_ask_origin=data.draw(st.booleans())
+    )
     asked: dict[Candidate, float] = {}
     now, event = 0.0, Tick()
     pending: list[Event] = [event]
@@ -322,7 +329,7 @@ def test_every_search_ends_in_time(data: st.DataObject) -> None:
                     assert not asked, "somebody is left behind"
                     if data.draw(st.booleans()):
                         return
-                    pending.append(Broke(wrong=data.draw(st.booleans())))
+                    pending.append(BodyFailed(wrong=data.draw(st.booleans())))
                 case UseOrigin() | GiveUp():
                     assert not asked
                     return
@@ -345,21 +352,21 @@ def test_every_search_ends_in_time(data: st.DataObject) -> None:
 
 
 def test_a_failing_peer_is_news_once() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     for now in (0.0, 1.0):
         peers.failed("a", now)
-    assert peers.take_news() == ["a"]
-    assert peers.take_news() == []
+    assert peers.take_new_failures() == ["a"]
+    assert peers.take_new_failures() == []
     peers.answered("a")
     peers.failed("a", 2.0)
-    assert (peers.take_news(), peers.failures) == (["a"], 3)
+    assert (peers.take_new_failures(), peers.failures) == (["a"], 3)
 
 
 def test_who_was_outrun_by_its_hedge_is_hedged_at_once_for_a_while() -> None:
-    peers = Peers()
+    peers = PeerHealth()
     search, _ = begun(OWNER, REPLICA, peers=peers)
     hedged_s = search.wake_at_s
-    hedge = REPLICA._replace(way=Way.HAVE)
+    hedge = REPLICA._replace(way=RequestMode.HAVE)
     search.handle(Tick(), hedged_s)
     search.handle(Answered(hedge, Answer.HAS), hedged_s)
     again, _ = begun(OWNER, REPLICA, peers=peers)

@@ -17,10 +17,10 @@ from cachefs.core.model import PAGE_BYTES
 from worker.cache.peer_reads import Pages
 from worker.cache.serving import CacheServing
 from worker.peers import sending
-from worker.peers.ring import Ring
+from worker.peers.ownership_map import OwnershipMap
 from worker.peers.sending import PagesResponse
 from worker.peers.server import Handlers, PeerServer
-from worker.runtime.threads import Threads, Wake
+from worker.runtime.threads import LoopCallbackQueue, Threads
 
 PAGES = 8
 DEADLINE_S = 30.0
@@ -32,7 +32,7 @@ class Sender:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._threads = Threads("send", THREADS, Wake(asyncio.get_running_loop()))
+        self._threads = Threads("send", THREADS, LoopCallbackQueue(asyncio.get_running_loop()))
         self._runner = web.ServerRunner(web.Server(self._answer, access_log=None))
         self.given_up = asyncio.Event()
         self.port = 0
@@ -147,7 +147,7 @@ def test_peers_that_go_away_are_no_errors(tmp_path: Path, caplog: pytest.LogCapt
         handlers = Handlers(drop=nothing, status=dict)
         server = PeerServer(
             cast(CacheServing, cache),
-            Ring("me"),
+            OwnershipMap("me"),
             handlers,
             refresh=nothing,
             authorize=lambda header: EVERYTHING,

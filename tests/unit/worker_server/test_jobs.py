@@ -10,9 +10,9 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.core.errors import Unsupported
-from cachefs.core.jobs import JobShown, JobSpec, JobState
+from cachefs.core.jobs import JobSpec, JobState, JobStatus
 from cachefs.core.model import NamespaceId
-from cachefs.core.syncs import CHANGES_PER_REPLY, Change, ChangeKind, SyncShown
+from cachefs.core.syncs import CHANGES_PER_REPLY, Change, ChangeKind, SyncStatus
 from worker.server.job_answers import answer_job, answer_sync
 from worker.server.session import _LATER
 
@@ -41,7 +41,7 @@ class Service:
 
     async def job(self, job: int) -> m.JobReply:
         paths = [LONG, b"%d" % job]
-        return m.JobReply(JobShown(job, JobState.LOADING, paths, 2, JobSpec((*paths,))))
+        return m.JobReply(JobStatus(job, JobState.LOADING, paths, 2, JobSpec((*paths,))))
 
     async def jobs(self, before: int, limit: int) -> m.JobTable:
         newest = before - 1 if before else 300
@@ -55,11 +55,11 @@ class Service:
         return await self.job(job)
 
     async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply:
-        return m.SyncReply(SyncShown(1, "running", path, recursive, dry_run))
+        return m.SyncReply(SyncStatus(1, "running", path, recursive, dry_run))
 
     async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply:
         page = self.changes[after : after + CHANGES_PER_REPLY]
-        return m.SyncReply(SyncShown(1, "stopped" if stop else "done", b"d"), page)
+        return m.SyncReply(SyncStatus(1, "stopped" if stop else "done", b"d"), page)
 
 
 def framed(service: object, body: m.Message) -> m.Message:

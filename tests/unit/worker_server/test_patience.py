@@ -7,7 +7,13 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.core.model import Inode, Kind, NamespaceId
-from worker.server.patience import CHAIN_S, GRACE_S, LEAST_S, MOST_DEADLINES, Patience
+from worker.server.request_deadlines import (
+    CHAIN_S,
+    GRACE_S,
+    LEAST_S,
+    MOST_DEADLINES,
+    RequestDeadlines,
+)
 from worker.stats.arrivals import NEVER_S
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -17,7 +23,7 @@ FAILED = m.Failure("deadline", "no answer")
 
 
 def lasts(
-    patience: Patience, body: m.Message, now: float, id: int = 99, moved_s: float = NEVER_S
+    patience: RequestDeadlines, body: m.Message, now: float, id: int = 99, moved_s: float = NEVER_S
 ) -> float:
     """How long a request would wait that begins now, in seconds. `moved_s`: when the source sent
     a page last."""
@@ -33,7 +39,7 @@ def lasts(
 
 
 def test_a_request_ends_at_the_deadline() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     assert lasts(patience, m.Open(NAMESPACE, 7), 1000.0) == DEADLINE_S + GRACE_S
     assert patience.about(99) == m.Open(NAMESPACE, 7)
     patience.end(99, FAILED, 1010.0)
@@ -42,14 +48,14 @@ def test_a_request_ends_at_the_deadline() -> None:
 
 
 def test_what_no_system_call_asks_for_has_no_deadline() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, m.Status(), 1000.0)
     assert patience.overdue(9999.0, lambda body: 9999.0) == []
 
 
 def test_the_requests_of_one_system_call_share_a_deadline() -> None:
     """A name on the way, the name of the file, and its open."""
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, m.Lookup(NAMESPACE, 1, b"dir"), 1000.0)
     patience.end(1, m.Found(Inode(5, Kind.DIRECTORY), 5.0), 1010.0)
     patience.begin(2, m.Lookup(NAMESPACE, 5, b"file"), 1010.1)
@@ -60,7 +66,7 @@ def test_the_requests_of_one_system_call_share_a_deadline() -> None:
 
 
 def test_a_later_system_call_has_its_own() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, m.Lookup(NAMESPACE, 1, b"file"), 1000.0)
     patience.end(1, FOUND, 1025.0)
     full_s = DEADLINE_S + GRACE_S
@@ -68,7 +74,7 @@ def test_a_later_system_call_has_its_own() -> None:
 
 
 def test_calls_that_ask_again_and_again_have_one_each() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     now = 1000.0
     for id in range(20):
         patience.begin(id, m.GetAttr(NAMESPACE, 7), now)
@@ -78,7 +84,7 @@ def test_calls_that_ask_again_and_again_have_one_each() -> None:
 
 
 def test_a_read_that_failed_is_asked_for_once_more_and_not_waited_for_again() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, m.Ensure(3, 0, 1 << 20), 1000.0)
     patience.end(1, FAILED, 1000.0 + DEADLINE_S + GRACE_S)
     now = 1000.1 + DEADLINE_S + GRACE_S
@@ -90,7 +96,7 @@ def test_a_read_that_failed_is_asked_for_once_more_and_not_waited_for_again() ->
 
 
 def test_a_read_that_succeeded_costs_the_next_one_nothing() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, m.Ensure(3, 0, 1 << 20), 1000.0)
     patience.end(1, m.Ensured(0, 1 << 20), 1020.0)
     assert lasts(patience, m.Ensure(3, 1 << 20, 4096), 1020.1) == DEADLINE_S + GRACE_S
@@ -101,20 +107,20 @@ OPEN, READ = m.Open(NAMESPACE, 7), m.Ensure(3, 0, 1 << 20)
 
 @pytest.mark.parametrize("body", [OPEN, READ])
 def test_a_wait_for_bytes_counts_from_the_last_page_of_the_source(body: m.Message) -> None:
-    patience, full_s = Patience(DEADLINE_S), DEADLINE_S + GRACE_S
+    patience, full_s = RequestDeadlines(DEADLINE_S), DEADLINE_S + GRACE_S
     assert lasts(patience, body, 1000.0, moved_s=1020.0) == 20.0 + full_s
     assert lasts(patience, body, 1000.0, moved_s=990.0) == full_s
     assert lasts(patience, body, 1000.0, moved_s=1900.0) == MOST_DEADLINES * full_s
 
 
 def test_a_wait_for_a_name_does_not() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     body = m.GetAttr(NAMESPACE, 7)
     assert lasts(patience, body, 1000.0, moved_s=1020.0) == DEADLINE_S + GRACE_S
 
 
 def test_the_second_request_of_a_failed_read_does_not() -> None:
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, READ, 1000.0)
     patience.end(1, FAILED, 1031.0)
     assert lasts(patience, m.Ensure(3, 0, 4096), 1031.1, moved_s=1031.0) == LEAST_S
@@ -122,7 +128,7 @@ def test_the_second_request_of_a_failed_read_does_not() -> None:
 
 def test_a_wait_is_taken_off_one_request_only() -> None:
     """Another process asks for names in the same directory."""
-    patience = Patience(DEADLINE_S)
+    patience = RequestDeadlines(DEADLINE_S)
     patience.begin(1, m.Lookup(NAMESPACE, 1, b"dir"), 1000.0)
     patience.end(1, m.Found(Inode(5, Kind.DIRECTORY), 5.0), 1025.0)
     left_s = DEADLINE_S + GRACE_S - 25

@@ -20,7 +20,7 @@ from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from connectors.idle import register
 from worker.cache.grants import TierView
 from worker.server.server import NodeServer
-from worker.stats.arrivals import Arrivals
+from worker.stats.arrivals import LastPageTimes
 
 NAMESPACE = NamespaceId(b"n" * 16)
 LIMIT_S = 60.0
@@ -38,11 +38,11 @@ class FakeWorker:
         self.cancelled = 0
         self.views = [TierView(0, self.pub_fds[0], True)]
         self.loading = SimpleNamespace(capacity=lambda: 0)
-        self.tell_tiers: Callable[[], None] = lambda: None
-        self.arrivals = Arrivals()
+        self.send_tiers: Callable[[], None] = lambda: None
+        self.arrivals = LastPageTimes()
 
     def subscribe_tiers(self, on_change: Callable[[], None]) -> None:
-        self.tell_tiers = on_change
+        self.send_tiers = on_change
 
     def tiers(self) -> list[TierView]:
         return self.views
@@ -283,10 +283,10 @@ def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> 
         assert told == [m.TierState(False, 0), m.PublishedDirectory(1, True)]
         assert await hear(old, 1) == [m.TierState(False, 0)], "it knows of one tier"
         worker.views = [TierView(0, first, True), TierView(1, -1, False, 7)]
-        worker.tell_tiers()
-        worker.tell_tiers()  # nothing new
+        worker.send_tiers()
+        worker.send_tiers()  # nothing new
         worker.views = [TierView(0, first, True), TierView(1, second, True, 8)]
-        worker.tell_tiers()
+        worker.send_tiers()
         assert await hear(old, 1) == [m.TierState(True, 0)]
         assert await hear(peer, 5) == [
             m.TierState(True, 0),
@@ -297,9 +297,9 @@ def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> 
         ]
         second_tier = worker.views[1]
         worker.views = [TierView(0, first, False, losses=1), second_tier]
-        worker.tell_tiers()
+        worker.send_tiers()
         worker.views = [TierView(0, first, True, losses=1), second_tier]
-        worker.tell_tiers()
+        worker.send_tiers()
         doubted = [m.TierState(False, 0, doubtful=True), m.TierState(True, 0)]
         assert await hear(old, 2) == doubted, "bytes that it wrote are lost"
         assert await hear(peer, 2) == doubted

@@ -13,7 +13,13 @@ import pytest
 
 from cachefs.core.errors import Interrupted
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Get, Made
+from connectors.fetch.request import (
+    AT_ONCE,
+    NOT_SENT,
+    HttpRequest,
+    NewConnections,
+    WholeFileRequest,
+)
 from tests.services.small_origin import SmallOrigin
 from tests.unit.worker.rig import LIMIT_S, run, until
 from worker.fill.small import reads as module
@@ -52,7 +58,7 @@ class Bench:
         self.writers = writers
         self.answers = True
         self.asked: list[tuple[int, str] | None] = []  # how each request ended
-        self.made: list[Made] = []
+        self.made: list[NewConnections] = []
         self.events: list[Any] = []
         self.stored: list[bytes] = []
         self.refuses: Exception | None = None  # to store
@@ -75,7 +81,7 @@ class Bench:
 
     # ---- the source ----
 
-    def ask(self, origin: Origin) -> Ask | None:
+    def ask(self, origin: Origin) -> WholeFileRequest | None:
         if not self.answers:
             return None
         number = len(self.asked)
@@ -86,8 +92,8 @@ class Bench:
             self.asked[number] = size_bytes, code
 
         url = f"http://127.0.0.1:{self.server.port}/f"
-        get = Get(url, (), len(DATA), {pycurl.PROXY: ""}, (("etag", self._etag),))
-        return Ask(get, ended, self.made.append)
+        get = HttpRequest(url, (), len(DATA), {pycurl.PROXY: ""}, (("etag", self._etag),))
+        return WholeFileRequest(get, ended, self.made.append)
 
     # ---- reads ----
 
@@ -166,7 +172,7 @@ def test_what_arrives_is_stored(server: SmallOrigin, writers: Writers | None) ->
             assert await bench.one() is None
         assert bench.stored == [DATA] * 3
         assert bench.asked == [(len(DATA), "")] * 3
-        assert bench.made == [Made(1, 0)], "one connection, counted once"
+        assert bench.made == [NewConnections(1, 0)], "one connection, counted once"
         assert bench.reads.serves
         bench.wait(RECENT_S)
         assert not bench.reads.serves
@@ -251,7 +257,7 @@ def test_bodies_that_a_disk_does_not_take_bound_what_is_read(
     server: SmallOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their buffers are in use until they are stored."""
-    monkeypatch.setattr("connectors.fetch.many.ROOM_BYTES", 4 * (32 << 10))
+    monkeypatch.setattr("connectors.fetch.batch_reader.ROOM_BYTES", 4 * (32 << 10))
     writers = Writers()
 
     async def script(bench: Bench) -> None:
@@ -283,7 +289,7 @@ def test_idle_connections_are_closed(server: SmallOrigin) -> None:
 def test_where_no_descriptor_is_left(server: SmallOrigin, monkeypatch: pytest.MonkeyPatch) -> None:
     async def script(bench: Bench) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "Many", fail)
+            patch.setattr(module, "BatchReader", fail)
             assert not bench.start()
             assert bench.asked == [(0, NOT_SENT)]
         assert not bench.start(), "not again at once"
@@ -328,7 +334,7 @@ def test_an_origin_that_is_silent_is_given_up(
     server: SmallOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libcurl's own deadline ends the read: a turn is taken then, though no byte arrives."""
-    monkeypatch.setattr("connectors.fetch.many.LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.fetch.batch_reader.LIMIT_S", 0.2)
 
     async def script(bench: Bench) -> None:
         server.hold()

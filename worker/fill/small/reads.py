@@ -1,6 +1,6 @@
-"""Whole small files from the origin, many at once, by the loop itself (`connectors.fetch.many`):
-each change of threads would cost more than it could save. Ordinary threads read a file where that
-fails. Owned by the loop.
+"""Whole small files from the origin, many at once, by the loop itself
+(`connectors.fetch.batch_reader`): each change of threads would cost more than it could save.
+Ordinary threads read a file where that fails. Owned by the loop.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cachefs.core.model import Origin
-from connectors.fetch.many import Many
-from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Made
+from connectors.fetch.batch_reader import BatchReader
+from connectors.fetch.request import AT_ONCE, NOT_SENT, NewConnections, WholeFileRequest
 from worker.fill.source import Source
 from worker.runtime.threads import Done, Threads
 
@@ -43,7 +43,7 @@ class SmallReads:
         self._source = source
         self._writers = writers
         self._loop = asyncio.get_running_loop()
-        self._many: Many | None = None
+        self._many: BatchReader | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_s = 0.0  # when it is due
         self._is_closed = False
@@ -67,11 +67,11 @@ class SmallReads:
         self._turn_at(0.0)
         return True
 
-    def _open(self) -> Many | None:
+    def _open(self) -> BatchReader | None:
         if self._is_closed or self._loop.time() < self._retry_at_s:
             return None
         try:
-            self._many = Many()
+            self._many = BatchReader()
         except OSError as err:
             self._retry_at_s = self._loop.time() + RETRY_S
             log.warning("small files are read one by one: %s", err.strerror or err)
@@ -131,15 +131,15 @@ class SmallReads:
 
     def _taken(
         self,
-        many: Many,
+        many: BatchReader,
         file: SmallFile,
-        ask: Ask,
+        ask: WholeFileRequest,
         body: memoryview | None,
         received_bytes: int,
         code: str,
-        made: Made,
+        made: NewConnections,
     ) -> None:
-        """See `connectors.fetch.many.Taken`."""
+        """See `connectors.fetch.batch_reader.OnReadEnded`."""
         report = functools.partial(_report, ask, received_bytes, code, made)
         if body is None:
             self._loop.call_soon(self._end, report, file.otherwise)
@@ -151,7 +151,7 @@ class SmallReads:
 
     def _stored(
         self,
-        many: Many,
+        many: BatchReader,
         file: SmallFile,
         report: Callable[[], None],
         body: memoryview,
@@ -172,7 +172,7 @@ class SmallReads:
             tell()
 
 
-def _report(ask: Ask, received_bytes: int, code: str, made: Made) -> None:
+def _report(ask: WholeFileRequest, received_bytes: int, code: str, made: NewConnections) -> None:
     if made.connections:
         ask.made(made)
     ask.ended(received_bytes, code)

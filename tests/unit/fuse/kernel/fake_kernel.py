@@ -9,7 +9,7 @@ from cachefs.core.errors import Stale
 from cachefs.core.model import MAX_INO
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable
 from cachefs.fuse.kernel.codec import OPEN_REPLY, OpenFlag
-from cachefs.fuse.node import MUST_WAIT, MustWait
+from cachefs.fuse.server_calls import MUST_WAIT, MustWait
 from cachefs.fuse.vfs import Vfs
 
 SIZE = 9 << 20

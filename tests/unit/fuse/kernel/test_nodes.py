@@ -56,7 +56,7 @@ def test_an_ino_that_is_given_again_is_another_nodeid_from_then_on() -> None:
     nodes = Nodes()
     nodes.open(INO, 1, Mode.PASSTHROUGH, 9)
     assert not nodes.is_former(INO)
-    nodes.given_again(INO)
+    nodes.reassign_ino(INO)
     assert nodes.current(INO) == nodeid(INO, 1)
     assert nodes.is_former(INO)
     assert not nodes.is_former(nodeid(INO, 1))
@@ -65,7 +65,7 @@ def test_an_ino_that_is_given_again_is_another_nodeid_from_then_on() -> None:
     assert nodes.move_on(nodeid(INO, 1))
     assert nodes.current(INO) == nodeid(INO, 2)
     assert not nodes.is_former(nodeid(INO, 1)), "of the same file"
-    nodes.given_again(INO)
+    nodes.reassign_ino(INO)
     assert nodes.is_former(nodeid(INO, 2))
     nodes.check_invariants()
 

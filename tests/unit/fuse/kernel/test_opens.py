@@ -20,7 +20,7 @@ from cachefs.fuse.kernel import table as table_module
 from cachefs.fuse.kernel.codec import RESENT
 from cachefs.fuse.kernel.opens import Opens
 from cachefs.fuse.kernel.table import Mode, TakeoverTable
-from cachefs.fuse.node import MUST_WAIT
+from cachefs.fuse.server_calls import MUST_WAIT
 from tests.services.examples import examples
 from tests.unit.fuse.kernel.fake_kernel import Died, FakeDevice, FakeKernel, FakeVfs
 

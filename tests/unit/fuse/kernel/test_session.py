@@ -24,7 +24,7 @@ from cachefs.fuse.kernel.codec import RESENT, Notify, Op
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
 from cachefs.fuse.kernel.session import KernelSession
 from cachefs.fuse.kernel.table import Mode, TakeoverTable
-from cachefs.fuse.runs import Runs
+from cachefs.fuse.runs import CoroutineRunner
 from cachefs.fuse.vfs import Vfs
 from tests.unit.fuse.fake_node import NAMESPACE, FakeNode, assert_no_more_descriptors, descriptors
 from tests.unit.fuse.kernel.requests import (
@@ -156,7 +156,7 @@ def run(node: FakeNode, tmp_path: Path) -> Callable[..., None]:
     async def main(test: Test, table: TakeoverTable, resend: bool) -> None:
         theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        runs = Runs()
+        runs = CoroutineRunner()
         with theirs, ours, trio.fail_after(30):
             hello = m.Hello(role="fuse", pid=os.getpid())
             conn = await Connection.connect(str(tmp_path / "node.sock"), hello, waits=runs)

@@ -18,7 +18,7 @@ from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import link as module
 from cachefs.fuse.supervisor import wire as w
-from cachefs.fuse.supervisor.link import Link
+from cachefs.fuse.supervisor.link import SupervisorLink
 
 VALUES = Negotiated(41, 1, 4096, 1, True, True)
 LIMIT_S = 20.0
@@ -37,7 +37,7 @@ class Supervisors:
             fds = os.dup(self.fuse_fd), os.dup(table.fd)
             table.close()
             spec = msgspec.structs.replace(spec, held=Held(*fds, w.encode_negotiated(VALUES)))
-        self.link = Link(msgspec.structs.replace(spec, control_fd=theirs.detach()))
+        self.link = SupervisorLink(msgspec.structs.replace(spec, control_fd=theirs.detach()))
         self.started: list[SupervisorSpec] = []
 
     def start(self, spec: SupervisorSpec, fds: Sequence[int]) -> int:
@@ -53,7 +53,7 @@ class Supervisors:
         table = TakeoverTable.create()
         w.send(self.sock, w.Serve(VALUES, takeover), (self.fuse_fd, table.fd))
 
-    def hears(self) -> w.AnyNote | None:
+    def hears(self) -> w.AnyControlMessage | None:
         return w.receive(self.sock)[0]
 
     def close(self) -> None:

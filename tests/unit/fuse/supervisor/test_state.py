@@ -63,7 +63,7 @@ class World:
                 assert not self.readers, f"{pid} is told to serve beside {self.readers}"
                 if pid in self.alive:
                     self.readers.add(pid)
-            case s.SayUpgraded():
+            case s.AnnounceUpgraded():
                 self.asked = 0
             case s.GiveUp():
                 self.is_mounted = False
@@ -132,7 +132,7 @@ def test_a_mount_is_announced_when_its_client_serves() -> None:
     assert world.on(s.Begin()) == [s.Start()]
     assert world.on(s.Ready(1, "a warning")) == [s.Mount()]
     assert s.Serve(1, takeover=False) in world.said
-    assert world.on(s.Serving(1)) == [s.SayStarted(1, "a warning")]
+    assert world.on(s.Serving(1)) == [s.AnnounceStarted(1, "a warning")]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_first_client_that_fails_fails_the_mount(event: s.Event) -> None:
     world = World()
     world.on(s.Begin())
     actions = world.on(event)
-    assert of_kind(actions, s.SayFailed)
+    assert of_kind(actions, s.AnnounceFailed)
     assert world.code == 1
 
 
@@ -151,7 +151,7 @@ def test_a_mount_that_is_refused_leaves_no_client() -> None:
     world.mount_fails = True
     world.on(s.Begin())
     world.on(s.Ready(1))
-    assert s.SayFailed(WHY) in world.said
+    assert s.AnnounceFailed(WHY) in world.said
     assert s.Kill(1) in world.said
     assert world.code == 1
 
@@ -169,7 +169,7 @@ def test_a_client_that_cannot_be_started_fails_the_mount() -> None:
     world = World()
     world.start_fails = True
     world.on(s.Begin())
-    assert [said.failure.cause for said in of_kind(world.said, s.SayFailed)] == ["no memory"]
+    assert [said.failure.cause for said in of_kind(world.said, s.AnnounceFailed)] == ["no memory"]
     assert world.code == 1
 
 
@@ -328,7 +328,7 @@ def test_no_phase_lasts_for_ever(phase: str) -> None:
     if phase == "told":
         world.on(s.Ready(2))
     if phase in ("retiring", "retired"):
-        world.on(s.UpgradeAsked())
+        world.on(s.UpgradeRequested())
         world.on(s.Ready(2))
         pid = 1
     if phase == "retired":
@@ -346,16 +346,16 @@ def test_no_phase_lasts_for_ever(phase: str) -> None:
 
 def test_an_upgrade() -> None:
     world = mounted()
-    assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)]
+    assert world.on(s.UpgradeRequested()) == [s.Start(upgrade=True)]
     assert world.on(s.Ready(2)) == [s.Retire(1)]
     assert world.retired(1) == [s.Serve(2, takeover=True)]
-    assert world.on(s.Serving(2)) == [s.SayUpgraded(2, None), s.Leave(2)]
+    assert world.on(s.Serving(2)) == [s.AnnounceUpgraded(2, None), s.Leave(2)]
     assert world.on(s.Ended(1, clean=True)) == [], "it has left"
 
 
 def test_an_upgrade_whose_old_client_dies_first() -> None:
     world = mounted()
-    world.on(s.UpgradeAsked())
+    world.on(s.UpgradeRequested())
     world.on(s.Ready(2))
     assert world.ends(1, killed=True) == [s.Serve(2, takeover=True)]
 
@@ -363,23 +363,23 @@ def test_an_upgrade_whose_old_client_dies_first() -> None:
 @pytest.mark.parametrize("said_why", [True, False])
 def test_a_new_version_that_cannot_serve_changes_nothing(said_why: bool) -> None:
     world = mounted()
-    world.on(s.UpgradeAsked())
+    world.on(s.UpgradeRequested())
     if said_why:
-        assert world.on(s.Failed(2, WHY)) == [s.SayUpgraded(0, WHY)]
-        assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)], "it may be tried again"
+        assert world.on(s.Failed(2, WHY)) == [s.AnnounceUpgraded(0, WHY)]
+        assert world.on(s.UpgradeRequested()) == [s.Start(upgrade=True)], "it may be tried again"
         assert world.ends(2) == [], "who asks now is told of the next one only"
     else:
         (said,) = world.ends(2)
-        assert isinstance(said, s.SayUpgraded)
+        assert isinstance(said, s.AnnounceUpgraded)
         assert said.failure is not None
-        assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)], "it may be tried again"
+        assert world.on(s.UpgradeRequested()) == [s.Start(upgrade=True)], "it may be tried again"
     assert world.readers == {1}
 
 
 def test_one_that_retires_still_reads_when_its_successor_dies() -> None:
     """Whoever is started then waits for it."""
     world = mounted()
-    world.on(s.UpgradeAsked())
+    world.on(s.UpgradeRequested())
     world.on(s.Ready(2))
     assert not of_kind(world.ends(2), s.Start)
     assert world.retired(1) == [s.Start()]
@@ -388,44 +388,44 @@ def test_one_that_retires_still_reads_when_its_successor_dies() -> None:
 
 def test_a_new_version_that_dies_when_it_is_told_is_reported_and_followed() -> None:
     world = mounted()
-    world.on(s.UpgradeAsked())
+    world.on(s.UpgradeRequested())
     world.on(s.Ready(2))
     world.retired(1)
     actions = world.ends(2)
-    assert of_kind(actions, s.SayUpgraded)[0].failure is not None
+    assert of_kind(actions, s.AnnounceUpgraded)[0].failure is not None
     assert of_kind(actions, s.Start) == [s.Start()]
 
 
 def test_a_program_that_cannot_be_started_is_no_upgrade() -> None:
     world = mounted()
     world.start_fails = True
-    world.on(s.UpgradeAsked())
-    assert [said.failure.cause for said in of_kind(world.said, s.SayUpgraded)] == ["no memory"]
+    world.on(s.UpgradeRequested())
+    assert [said.failure.cause for said in of_kind(world.said, s.AnnounceUpgraded)] == ["no memory"]
     assert world.readers == {1}
 
 
 def test_a_death_during_an_upgrade_leaves_one_client() -> None:
     """Both are started; the new version comes first, so the other is not needed."""
     world = mounted()
-    world.on(s.UpgradeAsked())
+    world.on(s.UpgradeRequested())
     assert world.ends(1, killed=True) == [s.Start()]
     world.on(s.Ready(2))
     actions = world.on(s.Serving(2))
-    assert actions == [s.SayUpgraded(2, None), s.Kill(3), s.Leave(2)]
+    assert actions == [s.AnnounceUpgraded(2, None), s.Kill(3), s.Leave(2)]
 
 
 def test_upgrades_are_refused_while_it_cannot_be() -> None:
     world = mounted()
-    world.on(s.UpgradeAsked())
-    (second,) = world.on(s.UpgradeAsked())
-    assert isinstance(second, s.SayUpgraded)
+    world.on(s.UpgradeRequested())
+    (second,) = world.on(s.UpgradeRequested())
+    assert isinstance(second, s.AnnounceUpgraded)
     assert second.failure is not None
     world = mounted()
-    world.on(s.StopAsked())
-    assert not of_kind(world.on(s.UpgradeAsked()), s.Start)
+    world.on(s.StopRequested())
+    assert not of_kind(world.on(s.UpgradeRequested()), s.Start)
     world = mounted()
     world.state.can_take_over = False
-    assert not of_kind(world.on(s.UpgradeAsked()), s.Start)
+    assert not of_kind(world.on(s.UpgradeRequested()), s.Start)
 
 
 # ---- stopping ------------------------------------------------------------------------------------
@@ -433,22 +433,22 @@ def test_upgrades_are_refused_while_it_cannot_be() -> None:
 
 def test_stopping_waits_for_the_client_to_unmount() -> None:
     world = mounted()
-    assert world.on(s.StopAsked()) == [s.Terminate(1)]
+    assert world.on(s.StopRequested()) == [s.Terminate(1)]
     world.ends(1, clean=True)
     assert world.code == 0
 
 
 def test_a_second_signal_does_not_wait() -> None:
     world = mounted()
-    world.on(s.StopAsked())
-    assert s.Kill(1) in world.on(s.StopAsked())
+    world.on(s.StopRequested())
+    assert s.Kill(1) in world.on(s.StopRequested())
     assert world.code == 0
     assert not world.is_mounted
 
 
 def test_stopping_has_a_limit() -> None:
     world = mounted()
-    world.on(s.StopAsked())
+    world.on(s.StopRequested())
     world.serves(1, s.STOP_LIMIT_S + 1)
     assert s.Kill(1) in world.said
     assert world.code == 0
@@ -463,15 +463,15 @@ def test_stopping_while_nobody_serves() -> None:
             world.on(s.Ready(pid))
             world.on(s.Serving(pid))
     assert not world.alive, "it pauses"
-    world.on(s.StopAsked())
+    world.on(s.StopRequested())
     assert world.code == 0
     assert not world.is_mounted
 
 
 def test_no_client_is_started_while_it_stops() -> None:
     world = mounted()
-    world.on(s.UpgradeAsked())
-    world.on(s.StopAsked())
+    world.on(s.UpgradeRequested())
+    world.on(s.StopRequested())
     assert not of_kind(world.ends(1, killed=True), s.Start)
     assert world.code == 0
 
@@ -549,13 +549,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def stop(self) -> None:
-        self.world.on(s.StopAsked())
+        self.world.on(s.StopRequested())
 
     @rule(fails=st.booleans())
     def upgrade(self, fails: bool) -> None:
         self.world.asked = 1
         self.world.start_fails = fails
-        self.world.on(s.UpgradeAsked())
+        self.world.on(s.UpgradeRequested())
         self.world.start_fails = False
 
     @rule(pid=st.integers(50, 60))
@@ -612,7 +612,7 @@ def test_upgrades_in_any_history(steps: list[str]) -> None:
     """One that asked for an upgrade always hears how it went, or that the supervisor ended."""
     world = mounted()
     world.asked = 1
-    world.on(s.UpgradeAsked())
+    world.on(s.UpgradeRequested())
     for step in steps:
         for pid in sorted(world.alive)[:1] if step in ("retired", "end") else sorted(world.alive):
             _step(world, step, pid)

@@ -18,7 +18,7 @@ import pytest
 from cachefs.client.sockets import connect_long
 from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.model import UfsSpec
-from cachefs.core.specs import Adopted, ClientSpec, Started, SupervisorSpec
+from cachefs.core.specs import ClientSpec, OrphanedMount, Started, SupervisorSpec
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import upgrades
@@ -57,7 +57,7 @@ class Shell:
         self,
         *plan: str,
         cause: str = "",
-        adopt: Adopted | None = None,
+        adopt: OrphanedMount | None = None,
         heartbeat_timeout_s: float = 10.0,
     ) -> Started:
         (self.folder / "plan").write_text("\n".join(plan))
@@ -300,7 +300,7 @@ class Orphan:
         self.fuse_fd = os.eventfd(0)
         self.table = TakeoverTable.create()
         values = w.encode_negotiated(Negotiated(41, 0, 4096, 1, True, True))
-        self.adopted = Adopted(
+        self.adopted = OrphanedMount(
             self.process.pid, self.theirs.fileno(), self.fuse_fd, self.table.fd, values
         )
 

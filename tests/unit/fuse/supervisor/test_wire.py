@@ -28,7 +28,7 @@ NEGOTIATED = st.builds(
     why_not=st.text(max_size=50),
 )
 FAILURE = st.builds(Failure, st.text(max_size=20), st.text(max_size=200))
-NOTES: st.SearchStrategy[w.Note] = st.one_of(
+NOTES: st.SearchStrategy[w.ControlMessage] = st.one_of(
     st.builds(w.Ready, st.text(max_size=200)),
     st.builds(w.Failed, FAILURE),
     st.builds(w.Serve, NEGOTIATED, st.booleans()),
@@ -50,7 +50,7 @@ def pair() -> Iterator[Pair]:
 
 
 @given(st.lists(NOTES, max_size=5))
-def test_notes_come_as_they_were_sent(notes: list[w.Note]) -> None:
+def test_notes_come_as_they_were_sent(notes: list[w.ControlMessage]) -> None:
     left, right = make_pair()
     with left, right:
         for note in notes:
@@ -86,7 +86,7 @@ def test_garbage_is_refused(data: bytes) -> None:
             note, _ = w.receive(right)
         except ProtocolError:
             return
-        assert isinstance(note, w.Note)
+        assert isinstance(note, w.ControlMessage)
 
 
 def test_descriptors_of_garbage_are_closed(pair: Pair) -> None:

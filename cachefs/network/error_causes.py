@@ -1,0 +1,35 @@
+"""The causes of failed HTTP requests of aiohttp, in the words of the system."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+import aiohttp
+
+from cachefs.network.socket_owners import ForeignListener
+
+
+def cause_of(err: aiohttp.ClientError | OSError) -> str:
+    """Returns the cause without addresses, which are in the caller's message."""
+    if isinstance(err, aiohttp.ClientConnectorCertificateError):
+        return _cause_of_system(err.certificate_error)
+    if isinstance(err, aiohttp.ClientConnectorError):
+        return _cause_of_system(err.os_error)
+    if isinstance(err, aiohttp.ServerDisconnectedError):
+        return "the connection was closed before the reply"
+    return _cause_of_system(err)
+
+
+def _cause_of_system(err: Exception) -> str:
+    if isinstance(err, ssl.SSLCertVerificationError):
+        return err.verify_message
+    if isinstance(err, ssl.SSLError):
+        return err.reason or str(err)
+    if isinstance(err, OSError) and err.errno is not None:
+        # asyncio replaces the text of a failed connect, but not that of a failed name lookup.
+        has_text = isinstance(err, ForeignListener) or err.errno <= 0
+        return (err.strerror if has_text else "") or os.strerror(err.errno)
+    if isinstance(err, OSError) and not isinstance(err, aiohttp.ClientError):
+        return "none of its addresses accepts a connection" if "Multiple" in str(err) else str(err)
+    return str(err) or type(err).__name__

@@ -1,0 +1,257 @@
+"""The connection pool of a source, and the bodies that threads read from it in chunks.
+
+The reading thread itself drives libcurl from the socket into its buffer; no other thread is woken.
+A lane is a handle of libcurl with its connection, kept for later requests of the same source.
+Nothing is retried; libcurl only replaces a kept connection that the server closed before its reply.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
+from connectors.deadline import LEAST_BYTES_PER_S, until
+from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange, make_share
+from connectors.fetch.failures import from_curl
+from connectors.fetch.multi import Ended, Multi
+from connectors.fetch.request import Head, HttpRequest, OnConnected, ignore_connections
+from connectors.idle import register
+
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # the timeout of one chunk
+SILENCE_LIMIT_S: Final = 20.0  # the timeout of a reply's head
+LEAST_WAIT_S: Final = 0.1
+MOST_KEPT: Final = 64
+
+
+class CurlConnection:
+    """A handle of libcurl, its connection, and the request that it serves. Used by one thread at a
+    time; `wake` alone may be called by any other."""
+
+    def __init__(self, share: Any = None) -> None:
+        self._multi = Multi(connections=1)
+        self.exchange = Exchange(share=share)
+        self.ended: Ended | None = None
+        self.wake = self._multi.wake
+        self._may_resolve = False
+        _open.add(self)
+
+    def begin(self, get: HttpRequest) -> None:
+        self.ended = None
+        room_bytes = min(CHUNK_BYTES + PIECE_BYTES, get.size)
+        self.exchange.begin(get, memoryview(bytearray(room_bytes)))
+        self._multi.add(self.exchange)
+
+    def wait(self, holds: Callable[[], bool], until_s: float) -> bool:
+        """Drives the request until `holds()` or its end. Returns False if neither happens before
+        `until_s` (`time.monotonic`)."""
+        while self.ended is None and not holds():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            for ended in self._multi.turn(left_s):
+                self.ended = ended
+        return True
+
+    def end(self) -> None:
+        """Ends the request; keeps the connection if the reply was read to its end."""
+        self._multi.remove(self.exchange)
+        self.exchange.room = memoryview(b"")
+        self._may_resolve = self.exchange.may_resolve
+
+    def close(self) -> None:
+        """Closes the lane without blocking. libcurl would wait for a name lookup in progress, up to
+        the resolver's timeout (10 s and more), so another thread does that."""
+        if self._may_resolve:
+            threading.Thread(target=self._close, name="name-lookup", daemon=True).start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self._multi.close()
+        self.exchange.close()
+        _open.discard(self)
+
+
+# Keeps each lane reachable until it is closed. If the garbage collector finalizes pycurl's handles
+# in any order, they fail or abort the process.
+_open: Final[set[CurlConnection]] = set()
+
+
+class FetchBody:
+    """A reply: its head, and its body as `connectors.base.Body`. All chunks use one buffer. An
+    early `close` ends the request, and the iteration of a reading thread ends."""
+
+    def __init__(
+        self,
+        lane: CurlConnection,
+        release: Callable[[CurlConnection], None],
+        get: HttpRequest,
+        path: str,
+    ) -> None:
+        """Sends the request and waits for the head of the reply, and for the body of an error
+        reply. Raises Unreachable on a timeout, else the errors of `from_curl`."""
+        self._lane: CurlConnection | None = lane
+        self._release = release
+        self._get = get
+        self._path = path
+        self._lock = threading.Lock()  # held by the thread that drives the lane
+        self._is_closed = False
+        try:
+            lane.begin(get)
+            self.head, self.refusal = self._receive_head(lane)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive_head(self, lane: CurlConnection) -> tuple[Head, bytes]:
+        exchange, now = lane.exchange, time.monotonic()
+        until_s = max(now + LEAST_WAIT_S, min(now + SILENCE_LIMIT_S, until()))
+        lane.wait(lambda: exchange.head is not None and exchange.head.is_success, until_s)
+        if exchange.head is not None and exchange.head.status != 407:
+            # The status suffices, even if the body of an error reply is incomplete.
+            return exchange.head, bytes(exchange.refusal)
+        if lane.ended is None:
+            raise Unreachable("no answer in time", path=self._path)
+        raise self._failed(lane.ended, has_body=False)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        try:
+            yield from self._chunks()
+        finally:
+            self.close()
+
+    def _chunks(self) -> Iterator[memoryview]:
+        size = 0
+        while True:
+            with self._driving() as lane:
+                if lane is None:
+                    return
+                lane.exchange.drop(size)
+                error = self._receive(lane)
+                size = min(lane.exchange.got, CHUNK_BYTES)
+                chunk = lane.exchange.room[:size]
+                is_last = lane.exchange.got == size and (lane.ended or error) is not None
+            if size and not self._is_closed:
+                yield chunk
+            if is_last and error is not None and not self._is_closed:
+                raise error
+            if is_last:
+                return
+
+    def _receive(self, lane: CurlConnection) -> CacheFSError | None:
+        """Fills the buffer. Returns the error of a body that stalls, ends early or is too long."""
+        exchange = lane.exchange
+        in_time = lane.wait(
+            lambda: self._is_closed or exchange.is_paused or exchange.got >= CHUNK_BYTES,
+            time.monotonic() + CHUNK_LIMIT_S,
+        )
+        if not in_time:
+            return Unreachable("the rest of the body did not arrive in time", path=self._path)
+        if lane.ended is None:
+            return None
+        if exchange.is_over:
+            return self._too_long()
+        if lane.ended.code:
+            return self._failed(lane.ended, has_body=True)
+        if exchange.left and not self._get.is_limit:
+            return BadBody(f"the body ended {exchange.left} bytes early", path=self._path)
+        return None
+
+    def _too_long(self) -> CacheFSError:
+        if self._get.is_limit:
+            cause = f"the reply has more than {self._get.size >> 20} MiB"
+            return OriginError(cause, path=self._path)
+        return BadBody("the body is longer than requested", path=self._path)
+
+    def _failed(self, ended: Ended, *, has_body: bool) -> CacheFSError:
+        return from_curl(
+            ended.code,
+            ended.text,
+            self._path,
+            has_body=has_body,
+            proxy_status=ended.exchange.proxy_status,
+        )
+
+    @contextlib.contextmanager
+    def _driving(self) -> Iterator[CurlConnection | None]:
+        """Yields the lane and holds the lock; yields None after `close`."""
+        with self._lock:
+            yield self._lane if not self._is_closed else None
+        self._release_lane()
+
+    def close(self) -> None:
+        self._is_closed = True
+        lane = self._lane
+        if lane is not None:
+            lane.wake()
+        self._release_lane()
+
+    def _release_lane(self) -> None:
+        """Returns the lane of a closed body to the pool, or leaves that to the driving thread."""
+        while self._is_closed and self._lane is not None and self._lock.acquire(blocking=False):
+            try:
+                lane, self._lane = self._lane, None
+                if lane is not None:
+                    lane.end()
+                    self._release(lane)
+            finally:
+                self._lock.release()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class ConnectionPool:
+    """The kept lanes of one source. Thread-safe without a lock, since the garbage collector may
+    return a body's lane inside any of these calls."""
+
+    def __init__(self, tell_made: OnConnected = ignore_connections) -> None:
+        """`tell_made` is called by the thread of a request that made a connection, after it."""
+        self._share = make_share()
+        self._tell_made = tell_made
+        self._idle: collections.deque[tuple[CurlConnection, float]] = collections.deque()
+        self._is_closed = False
+        register(self)
+
+    def get(self, get: HttpRequest, path: str) -> FetchBody:
+        """Returns the reply to a request; the caller checks its status. Raises as `FetchBody`."""
+        return FetchBody(self._take(), self._keep, get, path)
+
+    def _take(self) -> CurlConnection:
+        """Returns the most recently used idle lane, or a new one."""
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread emptied it
+                lane, since_s = self._idle.pop()
+                if time.monotonic() - since_s < KEPT_S:
+                    return lane
+                lane.close()
+        return CurlConnection(self._share)
+
+    def _keep(self, lane: CurlConnection) -> None:
+        if (made := lane.exchange.made).connections:
+            self._tell_made(made)
+        self._idle.append((lane, time.monotonic()))
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Closes the lanes that were idle for `KEPT_S`, and those beyond `MOST_KEPT`."""
+        before_s = time.monotonic() - KEPT_S if not self._is_closed else float("inf")
+        with contextlib.suppress(IndexError):  # another thread emptied it
+            while self._idle[0][1] < before_s or len(self._idle) > MOST_KEPT:
+                self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Closes the idle lanes; lanes in use are closed when they are returned. Idempotent."""
+        self._is_closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.popleft()[0].close()
+
+    def __del__(self) -> None:
+        self.close()

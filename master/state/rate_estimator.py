@@ -1,0 +1,44 @@
+"""How fast a load job goes, and how long it will take: of the last seconds. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+RATE_S: Final = 10.0
+
+Progress = tuple[int, int]  # bytes, files
+
+
+class RateEstimator:
+    """Progress noted about once a second. Times are monotonic seconds."""
+
+    def __init__(self, now: float, progress: Progress) -> None:
+        self._samples = deque([(now, progress)])
+
+    def note(self, now: float, progress: Progress) -> None:
+        self._samples.append((now, progress))
+        while self._samples[0][0] < now - RATE_S and len(self._samples) > 2:
+            self._samples.popleft()
+
+    def rates(self, now: float, progress: Progress) -> tuple[float, float]:
+        """Bytes and files a second."""
+        at_s, before = self._samples[0]
+        took_s = now - at_s
+        if took_s <= 0:
+            return 0.0, 0.0
+        size, files = (
+            max(0.0, (new - old) / took_s) for new, old in zip(progress, before, strict=True)
+        )
+        return size, files
+
+    def eta_s(self, now: float, progress: Progress, goal: Progress) -> float | None:
+        """By whichever of bytes and files takes longer; None while something is left and nothing
+        of its kind was done."""
+        spans = [0.0]
+        for end, at, rate in zip(goal, progress, self.rates(now, progress), strict=True):
+            if end > at and not rate:
+                return None
+            if end > at:
+                spans.append((end - at) / rate)
+        return round(max(spans), 1)
