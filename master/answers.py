@@ -16,8 +16,8 @@ from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
 from master.state.health import is_down
 from master.state.lookups import LookupPolicy
+from master.state.records import NO_PARENT, Stored, name_of
 from master.store.base import Store
-from master.store.records import NO_PARENT, Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import transact
 from master.tree import Place, Tree

@@ -17,8 +17,8 @@ from master.origins.syncer import Listing as Running
 from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, valid_for
 from master.state.health import is_down
+from master.state.records import NO_PARENT, DirectoryState, decode_inode, inode_bytes, name_of
 from master.store.base import Store
-from master.store.records import NO_PARENT, DirectoryState, decode_inode, inode_bytes, name_of
 from master.store.snapshot import Names
 from master.tree import Place, Tree
 

@@ -9,8 +9,8 @@ from typing import Final
 from cachefs.core.errors import PositionGone
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import NamespaceId
+from master.state.records import EVERYTHING, POLICIES, TIMES
 from master.store.base import Store
-from master.store.records import EVERYTHING, POLICIES, TIMES
 from master.store.snapshot import Names
 
 READ_AT_ONCE: Final = 100

@@ -22,9 +22,9 @@ from connectors import keys
 from connectors.base import Connector
 from master.origins.syncer import Syncer
 from master.origins.unavailable import NullConnector, UnavailableConnector
+from master.state.records import MountRecord
 from master.store.base import Store
 from master.store.mounts import add_mount, remove_mount
-from master.store.records import MountRecord
 from master.store.snapshot import Names
 from master.tree import Mount, Tree
 

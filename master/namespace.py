@@ -62,9 +62,9 @@ from master.origins.syncer import Syncer
 from master.policies import Policies
 from master.probes import Probes
 from master.state.freshness import MAX_VALID_S
+from master.state.records import MountRecord, name_of
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
-from master.store.records import MountRecord, name_of
 from master.store.run import StoreRun
 from master.store.snapshot import Names
 from master.store.transaction import transact

@@ -26,8 +26,8 @@ from cachefs.core.policies import (
 )
 from cachefs.core.services import Permission
 from master.state.policies import PermissionWindow, PolicyTable
+from master.state.records import name_of
 from master.store.base import Store
-from master.store.records import name_of
 from master.store.snapshot import MAX_POLICIES, Names
 from master.store.transaction import transact
 from master.tree import Tree

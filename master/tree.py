@@ -15,7 +15,7 @@ from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
 from connectors.base import Connector
 from master.state.health import OriginHealth
-from master.store.records import MountRecord, name_of
+from master.state.records import MountRecord, name_of
 from master.store.snapshot import Names
 
 MAX_PATHS: Final = 10_000

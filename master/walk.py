@@ -14,8 +14,8 @@ from typing import Final, Protocol
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.messages import LIST_LIMIT, Listing
 from cachefs.core.model import Inode, Kind
+from master.state.records import decode_inode, name_of
 from master.store.base import Store
-from master.store.records import decode_inode, name_of
 from master.store.snapshot import Names
 from master.tree import Tree, join
 

@@ -16,8 +16,8 @@ from cachefs.core.errors import CacheFSError, NotADirectory, NotFound, Stale
 from cachefs.core.messages import LIST_LIMIT, Listing
 from cachefs.core.model import Inode, Kind
 from connectors.base import order_key
+from master.state.records import decode_inode, name_of
 from master.store.base import Store
-from master.store.records import decode_inode, name_of
 from master.store.snapshot import Names
 from master.tree import join
 

@@ -14,9 +14,9 @@ from master.state.differences import (
     Subdirectories,
     removed_directories,
 )
+from master.state.records import name_of
 from master.store.base import Store
 from master.store.comparison import Compared
-from master.store.records import name_of
 from master.store.snapshot import Names
 from master.tree import join
 

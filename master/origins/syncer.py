@@ -28,8 +28,8 @@ from master.origins.lister import Lister, Watcher
 from master.state.differences import removed_directories
 from master.state.merge import Change
 from master.state.negatives import Negatives
+from master.state.records import Stored, name_of
 from master.store.base import Store
-from master.store.records import Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, transact
 from master.tree import Mount, Place, Tree

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from cachefs.core.model import Kind
 from cachefs.core.syncs import ChangeKind
 from master.state.merge import Action, Change
-from master.store.records import name_of
+from master.state.records import name_of
 
 NAMES_TOGETHER: Final = 1000
 

@@ -18,7 +18,7 @@ import msgspec
 from cachefs.core.errors import OriginError
 from cachefs.core.model import Inode, Kind
 from connectors.base import Entry, order_key
-from master.store.records import Stored, name_of
+from master.state.records import Stored, name_of
 
 
 class Action(enum.Enum):

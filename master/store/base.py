@@ -3,7 +3,7 @@
 Keys and values are bytes; each table is ordered by key. Reads happen in a snapshot that must live
 no longer than one page of a listing. Writes are functions that run in the engine's writer thread,
 many in one transaction: a function may be run again when the transaction that it shared failed, so
-it has no effect but on its `Writer`. What the bytes mean is `master.store.records`'s business.
+it has no effect but on its `Writer`. What the bytes mean is `master.state.records`'s business.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_KEY_BYTES: Final = 511
 
 
 class Table(enum.IntEnum):
-    """The tables of a namespace; `master.store.records` defines keys and values."""
+    """The tables of a namespace; `master.state.records` defines keys and values."""
 
     META = 0
     DENTRIES = 1

@@ -13,7 +13,7 @@ from cachefs.core.model import Kind
 from connectors.base import Entry, order_key
 from master.state import merge
 from master.state.merge import Action, Batch, Change
-from master.store.records import Stored, name_of
+from master.state.records import Stored, name_of
 from master.store.snapshot import Names
 
 

@@ -15,8 +15,8 @@ import msgspec
 from cachefs.core.errors import BadConfig, InUse, NotADirectory, NotFound
 from cachefs.core.model import ROOT_INO
 from connectors.base import order_key
+from master.state.records import EVERYTHING, MountRecord, Stored, dentry_key, ino_key, name_of
 from master.store.base import Table
-from master.store.records import EVERYTHING, MountRecord, Stored, dentry_key, ino_key, name_of
 from master.store.transaction import Transaction
 
 MAX_MOUNTS: Final = 1000

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from cachefs.core.model import NamespaceId
+from master.state.records import EVERYTHING
 from master.store.base import Store
-from master.store.records import EVERYTHING
 from master.store.transaction import Transaction, initialise, transact
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from typing import Final
 from cachefs.core.errors import Stale
 from cachefs.core.model import ROOT_INO, Inode
 from cachefs.core.policies import Policy
-from master.store.base import Reader, Table
-from master.store.records import (
+from master.state.records import (
     META_KEY,
     ORDER_END,
     DirectoryState,
@@ -25,6 +24,7 @@ from master.store.records import (
     ino_key,
     split_dentry_key,
 )
+from master.store.base import Reader, Table
 
 ABOVE_ALL: Final = b"\xff" * 9
 MAX_POLICIES: Final = 10_000

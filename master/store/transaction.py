@@ -19,9 +19,7 @@ from cachefs.core.policies import Policy
 from connectors.base import Entry, order_key
 from master.state import merge, numbers
 from master.state.merge import Action, Batch, Change
-from master.store.base import Store, Table, Writer
-from master.store.comparison import Compared, changes_of, compare, compare_name
-from master.store.records import (
+from master.state.records import (
     EVERYTHING,
     FORMAT,
     META_KEY,
@@ -40,6 +38,8 @@ from master.store.records import (
     name_of,
     policy_key,
 )
+from master.store.base import Store, Table, Writer
+from master.store.comparison import Compared, changes_of, compare, compare_name
 from master.store.snapshot import Names
 
 T = TypeVar("T")

@@ -17,10 +17,7 @@ from cachefs.core.model import ROOT_INO, Fingerprint, Inode, Kind, NamespaceId, 
 from connectors.base import Entry
 from master.state.merge import Batch, Pages
 from master.state.numbers import SKIPPED, first_of_start
-from master.store import lmdb_store, transaction
-from master.store.base import Store, Table, Writer
-from master.store.lmdb_store import LmdbStore, refuse_network, remove_store
-from master.store.records import (
+from master.state.records import (
     EVERYTHING,
     META_KEY,
     DirectoryState,
@@ -28,6 +25,9 @@ from master.store.records import (
     decode_dentry,
     inode_bytes,
 )
+from master.store import lmdb_store, transaction
+from master.store.base import Store, Table, Writer
+from master.store.lmdb_store import LmdbStore, refuse_network, remove_store
 from master.store.run import StoreRun
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, initialise, transact

@@ -21,9 +21,9 @@ from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from master.state.numbers import first_of_start
+from master.state.records import META_KEY, encode
 from master.store.base import Table
 from master.store.lmdb_store import LmdbStore
-from master.store.records import META_KEY, encode
 from master.store.snapshot import Names
 from tests.conformance.transports import OPTIONS, PYFUSE3, TRANSPORTS
 from tests.integration.conftest import Node

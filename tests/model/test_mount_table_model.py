@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from cachefs.core.errors import InUse, NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
 from master.namespace import Master
+from master.state.records import EVERYTHING, decode_dentry, dentry_key, ino_key
 from master.store.base import Table
-from master.store.records import EVERYTHING, decode_dentry, dentry_key, ino_key
 from master.store.snapshot import Names
 from tests.services.memory import MemoryConnector
 from tests.services.memory_store import MemoryStore

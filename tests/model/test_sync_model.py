@@ -17,9 +17,9 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from master.manual_sync import findings, preview
 from master.namespace import Master
+from master.state.records import EVERYTHING, decode_event
 from master.store import transaction
 from master.store.base import Table
-from master.store.records import EVERYTHING, decode_event
 from tests.services.memory import MemoryConnector
 from tests.unit.master.sync_rig import (
     Clock,

@@ -13,9 +13,9 @@ from cachefs.core.model import ROOT_INO, Fingerprint, Kind, UfsSpec
 from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 from connectors.base import Connector
 from master.namespace import Master
+from master.state.records import name_of
 from master.store.base import Store, Table
 from master.store.lmdb_store import LmdbStore
-from master.store.records import name_of
 from master.store.snapshot import Names
 from tests.services.memory_store import MemoryStore
 

@@ -13,9 +13,9 @@ from cachefs.core.errors import OriginError, Stale
 from cachefs.core.model import ROOT_INO, Fingerprint, Kind, NamespaceId
 from connectors.base import Entry, order_key
 from master.state.merge import Action, Pages, compare, inode_of, plan
+from master.state.records import Stored
 from master.store import transaction
 from master.store.base import Table
-from master.store.records import Stored
 from master.store.snapshot import Names
 from master.store.transaction import initialise, transact
 from tests.services.examples import examples

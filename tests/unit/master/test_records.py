@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import MAX_INO, Inode, Kind
-from master.store.base import MAX_KEY_BYTES, Table
-from master.store.records import (
+from master.state.records import (
     FORMAT,
     Stored,
     decode_dentry,
@@ -19,6 +18,7 @@ from master.store.records import (
     name_of,
     split_dentry_key,
 )
+from master.store.base import MAX_KEY_BYTES, Table
 
 
 def test_the_format_is_the_one_that_older_stores_have() -> None:

@@ -10,7 +10,7 @@ from cachefs.core.syncs import ChangeKind
 from connectors.base import Entry
 from master.state.differences import Difference, Differences, Subdirectories
 from master.state.merge import Action, Change
-from master.store.records import Stored, name_of
+from master.state.records import Stored, name_of
 
 ADDED, REPLACED, GONE = ChangeKind.ADDED, ChangeKind.REPLACED, ChangeKind.GONE
 
