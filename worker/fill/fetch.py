@@ -1,4 +1,4 @@
-"""A piece: a page range of one content that is being brought. Owned by the loop."""
+"""A piece: a page range of one content with a fill in flight. Owned by the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Piece:
-    """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
+    """The page range of one fill. `room_bytes`: reserved in the ledger and not used yet."""
 
     __slots__ = (
         "background", "cache_only", "end", "ended", "entry", "first", "is_counted", "last",
@@ -33,18 +33,18 @@ class Piece:
         self.first = first
         self.end = end
         self.size_bytes = range_bytes(entry.size, first, end)
-        self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
+        self.unsettled = set(range(first, end))  # claimed pages whose waiters have no result yet
         self.room_bytes = 0
         self.started_s = 0.0  # monotonic
-        self.background = False  # nobody waits for it (yet)
-        self.cache_only = False  # refused by the cache, it is given up
+        self.background = False  # no reader waits for it (yet)
+        self.cache_only = False  # if the cache refuses it, the fill ends
         self.whole = False  # a segment is of use only with all pages
         self.past = False  # past the tier's disk, into memory
         self.purpose = Purpose.READ
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
-        self.origin_bytes = 0  # that came for it
-        self.is_counted = False  # among those that are under way
-        self.segment: Segment | None = None  # into which it is brought now
+        self.origin_bytes = 0  # received for it
+        self.is_counted = False  # in `fills_in_flight`
+        self.segment: Segment | None = None  # the destination of the transfer in progress
         self.ended: Callable[[Piece, CacheFSError | None], None] | None = None
 
     @property
@@ -53,27 +53,27 @@ class Piece:
 
     @property
     def span(self) -> ByteRange | None:
-        """The bytes that are brought, where these are not all bytes of the pages."""
+        """The bytes to fetch, if these are not all bytes of the pages."""
         return None
 
     @property
     def is_all(self) -> bool:
-        """Of the file: nobody else writes to it."""
+        """True if the piece is the whole file: no other piece writes to it."""
         return self.end - self.first == self.entry.page_count
 
     @property
     def is_small(self) -> bool:
-        """All of a file, in one page."""
+        """True if the piece is a whole file of one page."""
         return self.end == 1 and self.is_all
 
     @property
     def is_for_nobody(self) -> bool:
-        """No reader waits for it, nor will soon: of a load, or to complete a file."""
+        """True if no reader waits for it, nor will soon: a load, or the completion of a file."""
         return self.background and self.cache_only
 
     @property
     def need_bytes(self) -> int:
-        """Room in the cache."""
+        """The cache room that the piece needs."""
         return allocation(self.size_bytes)
 
     @property
@@ -82,20 +82,20 @@ class Piece:
         return not self.past and entry.failed is None and not entry.detached
 
     def settle_all(self, error: CacheFSError | None = None) -> None:
-        """Ends the waits for all pages that have not come."""
+        """Resolves the futures of all pages that have none yet."""
         for page in [*self.unsettled]:
             self.settle(page, error)
 
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
-        """Tells who waits for the page. The first word counts."""
+        """Resolves the page's future. Later calls are ignored."""
         if page in self.unsettled:
             self.unsettled.discard(page)
             self.entry.settle(page, error)
 
 
 class Part(Piece):
-    """The bytes `span` of a file, for one read alone. Its pages are claimed by nobody: `done` is
-    set when its bytes are in its segment, or will not come. It goes past the tier's disk."""
+    """The bytes `span` of a file, for one read alone. It claims no pages: `done` is set when its
+    bytes are in its segment, or the fill has failed. It bypasses the tier's disk."""
 
     __slots__ = ("_span", "done", "has_reader")
 
@@ -117,21 +117,21 @@ class Part(Piece):
         return self._span
 
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
-        """Tells the reader when the last page is here, or none will be. The first word counts."""
+        """Resolves `done` for the last page. Later calls are ignored."""
         if page not in self.unsettled:
             return
         self.unsettled.discard(page)
-        if self.done.done():  # the reader has gone
+        if self.done.done():  # the reader has left
             return
         if error is None:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
-            self.done.exception()  # the reader may be cancelled now: that is no mistake
+            self.done.exception()  # marks it as retrieved: the reader may be cancelled
 
 
 class FailedAttempt(NamedTuple):
-    """A piece's first transfer, which failed."""
+    """The first transfer of a piece, which failed, and its error."""
 
     transfer: Transfer
     error: BaseException

@@ -1,11 +1,11 @@
-"""Fills: brings claimed pages from their source into the cache file, or into a segment when the
-cache refuses them. Owned by the loop; bytes are moved by threads (`worker.fill.transfer`).
+"""Fills: transfers claimed pages from their source into the cache file, or into a segment when the
+cache refuses them. Owned by the loop; threads move the bytes (`worker.fill.transfer`).
 
-A piece is a page range of one content in flight. Where room can be promised at once, its first
-transfer starts at once, and when that brings all of it no task is made. Else a task asks for room,
-runs transfers until the range is whole, and goes on after a cut body with the first page that is
-not whole: no byte of a whole page is asked for twice. Waiters wait for pages, never for the task:
-cancelling them leaves it running. Each page's future is settled whatever happens.
+A piece is a page range of one content in flight. If room can be reserved at once, its first
+transfer starts at once, and if that completes the range no task is made. Else a task reserves room
+and runs transfers until the range is whole. After a cut body it continues with the first incomplete
+page: no byte of a whole page is requested twice. Waiters wait for pages, never for the task:
+cancelling them leaves it running. Each page's future is resolved in every case.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from worker.tier.ledger import allocation
 log = logging.getLogger(__name__)
 
 WHOLE_WAIT_S: Final = 0.25  # for room for a whole small file; then it is read in pieces
-BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
+BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for waiting readers
 
 
 class Filler:
@@ -88,9 +88,9 @@ class Filler:
         purpose: Purpose = Purpose.READ,
         ended: Callable[[Piece, CacheFSError | None], None] | None = None,
     ) -> None:
-        """Starts to bring the pages [first, end) of one block, of which none is here or claimed.
-        `room_bytes` was reserved for them already (0: not yet). `past`: not by way of the tier's
-        disk. A `READ` that waits for no peer is as good as a `SERVE`, and stays one."""
+        """Starts a fill of the pages [first, end) of one block, of which none is cached or claimed.
+        `room_bytes` are reserved for them already (0: none yet). `past`: bypass the tier's disk. A
+        `READ` that waits for no peer becomes a `SERVE`."""
         piece = Piece(entry, first, end)
         piece.background, piece.cache_only, piece.whole = background, cache_only, whole
         piece.room_bytes, piece.past = room_bytes, past
@@ -108,7 +108,7 @@ class Filler:
         return self._supply.source.waits_for_peers(piece.entry.origin, piece.offset)
 
     def start(self, piece: Piece) -> None:
-        """Starts to bring a piece whose pages are claimed, or a part."""
+        """Starts the fill of a piece whose pages are claimed, or of a part."""
         self._pieces.add(piece)
         piece.entry.busy_pieces += 1
         self._background += piece.background
@@ -119,7 +119,7 @@ class Filler:
             self._parts.tasks.start(self._bring(piece))
 
     def _begin_at_once(self, piece: Piece) -> bool:
-        """Starts the first transfer into the cache, if that takes no waiting."""
+        """Starts the first transfer into the cache, if no wait is needed."""
         if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
             return False
         transfer = self._cache_transfer(piece, piece.first)
@@ -163,15 +163,15 @@ class Filler:
             error = await self._catalog.changed(entry, err)
             self._segments.drop_content([entry.key])
         except NotHere:
-            pass  # who waits for it now asks for itself, of everybody
-        except CacheFSError as err:  # without room, what nobody waits for is as if it was not here
+            pass  # each waiting reader now sends a request of its own to all sources
+        except CacheFSError as err:  # without room, a background fill ends without an error
             error = None if piece.background and isinstance(err, NoSpace) else err
         finally:
             if not piece.unsettled:
-                error = None  # it was given up: nobody waits
+                error = None  # the fill was given up: no reader waits
             if error is not None and not (piece.whole and isinstance(error, NoSpace)):
                 self._parts.counters.errors[error.code] += 1
-                if not isinstance(error, SourceStuck):  # it was told once, for all of them
+                if not isinstance(error, SourceStuck):  # logged once, for all of them
                     log.warning("%s", described(entry, error))
             self._end(piece, error)
 
@@ -196,7 +196,7 @@ class Filler:
         self._catalog.retire_if_unused(entry)
 
     def _uncount(self, piece: Piece) -> None:
-        """The piece is no longer among those under way. Idempotent."""
+        """Removes the piece from the fills in flight. Idempotent."""
         if piece.is_counted:
             piece.is_counted = False
             self._background -= piece.background
@@ -209,14 +209,15 @@ class Filler:
         parts.slowest.note(took_s, lambda: path_of(piece.entry), piece.size_bytes, now)
 
     def is_here(self, entry: Entry, page: int, *, past: bool = False) -> bool:
-        """Can the page be read, from the cache file (unless `past`) or from a segment?"""
+        """Returns whether the page can be read, from the cache file (unless `past`) or a
+        segment."""
         if not past and entry.pages.has(page):
             return True
         return self._segments.find(entry.key, page) is not None
 
     def leave_tier(self) -> None:
-        """The disk hangs. Who waits for a piece on its way there looks again, and asks for another
-        past the disk."""
+        """Settles all pieces on their way to a disk that hangs: readers start others that bypass
+        it."""
         for piece in self._pieces:
             if not piece.past:
                 piece.settle_all()
@@ -228,14 +229,14 @@ class Filler:
         self._supply.count_out(0)
 
     def look(self) -> None:
-        """Gives up, now and then, what brings nothing and what nobody uses any more."""
+        """Ends stalled transfers and drops idle segments. Called a few times a second."""
         self._supply.small.look()
         self.give_up_stalled()
         self._segments.drop_idle()
 
     def give_up_stalled(self, now: float | None = None) -> None:
-        """See `worker.fill.stalls`. The pieces give back what fills share, but room that is
-        written."""
+        """Cuts stalled transfers (`worker.fill.stalls`). Their pieces return shared resources,
+        except room that is written."""
         for transfer, piece in self._stalls.cut(now):
             self._uncount(piece)
             if piece.room_bytes and not transfer.at_disk & 1:
@@ -245,7 +246,7 @@ class Filler:
                 self._segments.given_up(piece.segment)
 
     def disk_writes(self) -> list[Hashable]:
-        """The writes to the disk that are under way, each by a name that no other has."""
+        """Returns the disk writes in progress, each by a unique key."""
         return self._stalls.disk_writes()
 
     async def _into_cache_or_segments(self, piece: Piece, begun: FailedAttempt | None) -> None:
@@ -301,7 +302,10 @@ class Filler:
     def _cache_transfer(self, piece: Piece, first: int) -> Transfer:
         def on_page(page: int, checksum: int) -> None:
             if page == piece.end - 1:
-                piece.last = page, checksum  # told with the end of the transfer: one wake-up less
+                piece.last = (
+                    page,
+                    checksum,
+                )  # reported with the end of the transfer: one wake-up less
             else:
                 self._parts.wake.call(self._cached_page, piece, page, checksum)
 
@@ -317,12 +321,12 @@ class Filler:
     def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
         """In a thread."""
         entry = piece.entry
-        self._stalls.check(entry.origin)  # requests may have begun to hang meanwhile
+        self._stalls.check(entry.origin)  # requests may hang since then
         self._make_file(entry, transfer)
         try:
             transfer.run(self._supply.source, entry.fd, piece.purpose)
         finally:
-            # A call of the loop that releases the GIL waits for a thread to give it back.
+            # In the loop, a call that releases the GIL would wait to get it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:
                 _measure(entry, transfer)
 
@@ -360,14 +364,14 @@ class Filler:
         piece.settle(piece.end - 1)
 
     def _correct_allocation(self, piece: Piece) -> bool:
-        """From what was counted to what the disk says, once no other piece writes the file. True
-        when that is news."""
+        """Replaces the counted allocation by the measured one, once no other piece writes the file.
+        Returns whether it changed."""
         entry = piece.entry
         if entry.busy_pieces > 1:
             return False
         real_bytes = entry.measured_bytes
         if entry.fd >= 0 and self._parts.tier.reopens_at_once and not piece.is_all:
-            real_bytes = allocated_bytes(entry.fd)  # now: other pieces may have ended meanwhile
+            real_bytes = allocated_bytes(entry.fd)  # now: other pieces may have ended since
         if real_bytes in (-1, entry.allocated_bytes):
             return False
         self._catalog.grow(entry, real_bytes - entry.allocated_bytes)
@@ -376,7 +380,7 @@ class Filler:
     # ---- past the cache ----
 
     async def _into_segment(self, piece: Piece, first: int) -> int:
-        """Brings pages from `first` on; returns the first that is still to be brought."""
+        """Fills a segment with pages from `first` on. Returns the first page that is left."""
         entry, parts = piece.entry, self._parts
         wait_s = parts.config.origin_deadline_s
         if piece.background or piece.whole:
@@ -401,8 +405,8 @@ class Filler:
             return segment.ready_end
         finally:
             self._segments.filled(segment)
-        # Where room was short, who waits for the rest asks for it: else the last page waits for as
-        # many rooms as there are pages before it.
+        # After a segment that was cut short, the waiting reader requests the rest: else the last
+        # page would wait for as many reservations as there are pages before it.
         return piece.end
 
     async def _fill_segment(self, piece: Piece, segment: Segment) -> None:
@@ -446,7 +450,7 @@ class Filler:
         run: Callable[[Transfer], object],
         begun: FailedAttempt | None = None,
     ) -> None:
-        """Transfers until the range is whole. Raises the error that ended it."""
+        """Runs transfers until the range is whole. Raises the error that ended the fill."""
         deadline_s = self._parts.config.origin_deadline_s
         attempt, moved_at_s, stuck_s = 0, 0.0, 0.0
         error: CacheFSError | None
@@ -479,7 +483,7 @@ class Filler:
     async def _transfer(
         self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]
     ) -> CacheFSError | None:
-        """One request. Its error is returned when it is the source's."""
+        """Runs one request. Returns its error if that is the source's."""
         self._stalls.began(transfer, piece)
         try:
             await self._supply.threads(piece).run(run, transfer)
@@ -490,8 +494,8 @@ class Filler:
         return None
 
     def abort(self) -> None:
-        """Ends the requests in flight: their threads stop at the next chunk. Nothing that ends
-        later enters the cache."""
+        """Ends the requests in flight: their threads stop at the next chunk. Later results never
+        enter the cache."""
         self._aborted = True
         for transfer in self._running:
             transfer.abort()

@@ -1,5 +1,5 @@
-"""One segment: bytes of a file in an unlinked file of the scratch area, or in memory. The noun of
-`worker.fill.segments`, which owns all of them."""
+"""One segment: bytes of a file in an unlinked file of the scratch area, or in memory.
+`worker.fill.segments` owns all segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.tier.ledger import allocation
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Where a segment lies, and what for. `whole`: the kernel reads all of a small file from it.
+    """The place and use of a segment. `whole`: the kernel reads all of a small file from it.
     `copied`: in memory because the scratch area is full; its bytes are copied to clients."""
 
     in_memory: bool = False
@@ -44,11 +44,11 @@ class Segment:
         self.made_at_s = self.used_at_s = now
         self.fd = -1
         self.filling = True
-        self.demanded = False  # somebody waits for it: it stays until that reader got it
+        self.demanded = False  # a reader waits for it: it stays until the reader has it
         self.has_place = False  # among the `MOST_FILLING`
         self.granted = False
-        self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
-        self.lent = False  # others than the worker were given a descriptor
+        self.wanted_until_s = 0.0  # a reader that has a copy requests the next one by then
+        self.lent = False  # a client has a descriptor
         self.dropped = False
         self.area = area
 
@@ -67,7 +67,7 @@ class Segment:
 
 
 def make_file(segment: Segment, tier: TierDirectory) -> None:
-    """In a thread, before the first byte. Raises DiskFault."""
+    """Creates the segment's file, in a thread, before the first byte. Raises DiskFault."""
     if segment.fd >= 0:
         return
     size_bytes = segment.stop - segment.start
@@ -81,7 +81,7 @@ def make_file(segment: Segment, tier: TierDirectory) -> None:
 def memory_file(size_bytes: int) -> int:
     """Returns a descriptor of a new file in memory of that size, in place of a scratch file. Raises
     OSError. The descriptor is opened a second time: the kernel grants no lease on the one that
-    `memfd_create` returns, so `is_unused` would say of a lent file for ever that it is in use."""
+    `memfd_create` returns, so `is_unused` would report a lent file as used forever."""
     made = os.memfd_create("segment", os.MFD_CLOEXEC)
     try:
         os.ftruncate(made, size_bytes)

@@ -1,12 +1,12 @@
-"""How the room for segments is shared among the handles that read through them. Pure.
+"""The shares of the room for segments among the handles that read through them. Pure.
 
-A handle counts as a reader while a question of it waits for its answer and until `ACTIVE_S` later,
-or until it ends. Clients give back the segments of handles that are not read for less than that
-time, so an open handle that nobody reads takes no share.
+A handle counts as a reader while a request of it is in flight and until `ACTIVE_S` later, or until
+it is released. Clients return the segments of unread handles earlier than that, so an open handle
+without reads takes no share.
 
 Readers crowd the room when it has less than two pages for each of them. A page that is fetched for
-one of them is then dropped for another one before all of it was read, and is fetched several times.
-Each reader is given a part in that state: the bytes that it asked for, which no other reader gets.
+one reader is then dropped for another before all of it was read, and is fetched several times. In
+that state each reader gets a part: the requested bytes, which no other reader gets.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cachefs.core.pages import ByteRange
 from cachefs.core.placement import BLOCK_BYTES
 
 ACTIVE_S: Final = 3.0
-LEAST_PART_BYTES: Final = COPY_BYTES  # readers of less mostly go on: fewer requests
+LEAST_PART_BYTES: Final = COPY_BYTES  # smaller reads are mostly sequential: fewer requests
 MOST_PART_BYTES: Final = PAGE_BYTES
 
 
 class ActiveReaders:
-    """The handles that asked lately, the one that asked longest ago first."""
+    """The handles with recent requests, the oldest request first."""
 
     def __init__(self) -> None:
         self._asked_at_s: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
@@ -62,7 +62,8 @@ class ActiveReaders:
         self._waiting.pop(reader, None)
 
     def count(self, now: float) -> int:
-        """Returns how many readers wait or asked within the last `ACTIVE_S`, at least 1."""
+        """Returns the number of readers that wait or sent a request in the last `ACTIVE_S`, at
+        least 1."""
         while self._asked_at_s:
             reader, asked_at_s = next(iter(self._asked_at_s.items()))
             if asked_at_s > now - ACTIVE_S:
@@ -72,27 +73,27 @@ class ActiveReaders:
 
 
 def piece_bytes(limit_bytes: int, readers: int, *, least_bytes: int, most_bytes: int) -> int:
-    """Returns how long one segment may be when so many readers share the room: a reader keeps up to
-    three, and a fourth is on its way."""
+    """Returns the largest segment, in bytes, when `readers` share the room: a reader keeps up to
+    three, and a fourth is in flight."""
     share_bytes = limit_bytes // (4 * readers)
     return max(least_bytes, min(most_bytes, share_bytes))
 
 
 def segments_kept(limit_bytes: int, readers: int, segment_bytes: int) -> int:
-    """Returns how many segments of that length each of so many readers may keep while it waits for
-    another one: fewer as the readers grow, at least 1."""
+    """Returns the number of segments of `segment_bytes` that each of the `readers` may keep while
+    it waits for another: fewer as the readers grow, at least 1."""
     share = limit_bytes // readers // segment_bytes
     return max(1, min(MOST_KEPT, share - 1))
 
 
 def is_crowded(limit_bytes: int, readers: int) -> bool:
-    """Returns whether the room has less than two pages for each of so many readers."""
+    """Returns whether the room has less than two pages for each of the `readers`."""
     return limit_bytes < 2 * PAGE_BYTES * readers
 
 
 def part_of(offset: int, size_bytes: int, file_bytes: int) -> ByteRange:
-    """Returns the bytes [start, stop) that a reader in a crowded room is given: what it asked for,
-    within the limits of a part, in one block of the file."""
+    """Returns the bytes [start, stop) for a reader in a crowded room: the requested ones, within
+    the limits of a part, in one block of the file."""
     size_bytes = max(LEAST_PART_BYTES, min(size_bytes, MOST_PART_BYTES))
     block_end = (offset // BLOCK_BYTES + 1) * BLOCK_BYTES
     return offset, min(offset + size_bytes, block_end, file_bytes)

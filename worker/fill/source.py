@@ -1,7 +1,7 @@
-"""Where the bytes of a fill come from: the origin alone, or peers before it (`worker.peers`).
+"""The sources of a fill's bytes: the origin alone, or peers before it (`worker.peers`).
 
-Blocking; called in threads. Nothing of it retries: a body that breaks off is gone on with by the
-fill (`worker.fill.retry`), which asks again from the first page that is not whole.
+Blocking; called in threads. A source never retries. After a body that breaks off, the fill
+(`worker.fill.retry`) sends another request, from the first incomplete page on.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ ConnectorFor = Callable[[NamespaceId, str], Connector]
 
 
 class Purpose(enum.Enum):
-    """For whom a fill is, which decides who may be asked. Only a `READ` waits for what a peer has
-    to bring first, for one that comes before this node in the order of owners. A peer may wait for
-    a `READ` here where both go by the same view: so no two nodes ever wait for each other."""
+    """The purpose of a fill, which decides its sources. Only a `READ` may wait for a peer's fill,
+    and only for a peer that precedes this node in owner order. A peer may wait for a `READ` here if
+    both use the same view. So no two nodes ever wait for each other."""
 
-    READ = "read"  # somebody on this node waits, or will; others may bring it
-    SERVE = "serve"  # a peer asked, or it is ours: nobody is asked who would have to ask others
-    MIGRATE = "migrate"  # only from peers that have it, never from the origin
+    READ = "read"  # for a reader of this node, now or soon; a peer may fill it
+    SERVE = (
+        "serve"  # for a peer, or owned by this node: no peer that would have to fill it is asked
+    )
+    MIGRATE = "migrate"  # only from peers that have it cached, never from the origin
 
 
 class NotHere(CacheFSError):
-    """No peer has it, and the origin was not to be asked; or it is on its way here from a peer by
-    another view than that of the peer who asks. Never leaves the worker."""
+    """Raised where no peer has the pages and the origin must not be used, or where a fill in flight
+    here waits for a peer by another view than the requesting peer's. Never leaves the worker."""
 
     code = "not-here"
 
 
 class SourceBody(Protocol):
-    """As `connectors.base.Body`. `from_peer`: where the last chunk came from. `checksum`: xxh3_64
-    of the last chunk where it was exactly one page and was verified, else None."""
+    """A `connectors.base.Body` that names its sender. `from_peer`: whether a peer sent the last
+    chunk. `checksum`: xxh3_64 of the last chunk if that was exactly one page and was verified, else
+    None."""
 
     @property
     def from_peer(self) -> bool: ...
@@ -48,28 +51,27 @@ class SourceBody(Protocol):
     def checksum(self) -> int | None: ...
     def __iter__(self) -> Iterator[memoryview]: ...
     def close(self) -> None:
-        """From any thread, at any time; a read under way ends soon. Idempotent."""
+        """Ends a read in progress soon. Thread-safe, idempotent."""
 
 
 class Source(Protocol):
     """Bytes of files. Thread-safe."""
 
     def ask(self, origin: Origin) -> WholeFileRequest | None:
-        """Returns the request for all of a small file, where nobody but the origin has it (see
-        `Connector.ask`); None: `read` is the way to it. Asked in the loop, answered at once."""
+        """Returns the request for all of a small file that only the origin has (see
+        `Connector.ask`), or None: the caller uses `read`. Called in the loop; never blocks."""
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
-        """Would a read for a reader here wait for what a peer has to bring first, and by the view
-        of which epoch? Asked in the loop, answered at once. Such reads get threads of their own:
-        were they to share those in which this node brings what it owns, two nodes could wait for
-        each other's threads."""
+        """Returns the epoch of the view by which a `READ` would wait for a peer's fill; None: it
+        would not wait. Called in the loop; never blocks. Such reads have separate threads: if they
+        shared those of this node's own fills, two nodes could wait for each other's threads."""
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
-        """`size` bytes at `offset`, all of one block; chunks with a checksum are whole pages, and
-        a read that begins and ends with pages costs the least. It and the iteration raise what a
-        connector's `read` and its body raise, and NotHere."""
+        """Returns the body of `size` bytes at `offset`, all in one block. Chunks with a checksum
+        are whole pages; a read on page boundaries costs the least. The call and the iteration raise
+        what a connector's `read` and its body raise, and NotHere."""
 
 
 class OriginBody:
@@ -108,7 +110,7 @@ class WholeBody:
 
 
 class OriginSource:
-    """The origin alone. `connector_for` is called in threads and may block; it raises the typed
+    """The origin alone. This class calls `connector_for` in threads; it may block, and raises typed
     errors."""
 
     def __init__(self, connector_for: ConnectorFor) -> None:
