@@ -68,7 +68,7 @@ class Crowd:
         """Raises OSError when no descriptor is left."""
         start, stop = segment.span
         if segment.area.copied and handle.takes_bytes:
-            data = self._segments.copy(segment, start, stop, may_prefetch=False)
+            data = self._segments.copy(segment, start, stop, is_sequential=False)
             return Ensured(start, stop, keep=AT_ONCE, data=data), None
         fd = await self._segments.grant(segment)
         return Ensured(start, stop, base=start, segment=True, keep=AT_ONCE), fd

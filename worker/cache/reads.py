@@ -212,8 +212,8 @@ class ReadService:
         keep = self._segments.kept()
         if segment.area.copied and handle.takes_bytes:
             ensured_end = min(ensured_end, offset + COPY_BYTES)
-            may_prefetch = handle.readahead.sequential or offset == segment.start
-            data = self._segments.copy(segment, offset, ensured_end, may_prefetch=may_prefetch)
+            is_sequential = handle.readahead.sequential or offset == segment.start
+            data = self._segments.copy(segment, offset, ensured_end, is_sequential=is_sequential)
             return Ensured(offset, ensured_end, keep=keep, data=data), None
         fd = await self._segments.grant(segment)
         return Ensured(offset, ensured_end, base=segment.start, segment=True, keep=keep), fd

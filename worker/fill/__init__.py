@@ -1,1 +1,1 @@
-"""A page range on its way into the cache: sources, retries, segments."""
+"""Fills of page ranges into the cache: sources, retries, segments."""

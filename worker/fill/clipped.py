@@ -1,4 +1,4 @@
-"""The part of a body that a reader asked for, where the source brings whole pages."""
+"""The requested part of a body, for sources that deliver whole pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.fill.tier_body import TierBody
 
 
 class Clipped(TierBody):
-    """The bytes [start, stop) of a body that begins at `offset`. Has no checksums of pages."""
+    """A body's bytes [start, stop); the body begins at `offset`. Has no page checksums."""
 
     def __init__(self, body: SourceBody, offset: int, start: int, stop: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Clipped(TierBody):
 
 
 def clipped(body: SourceBody, file_bytes: int, pages: PageRange, span: ByteRange) -> SourceBody:
-    """Returns the bytes `span` of a body of these pages of a file; the body where it is these."""
+    """Returns the bytes `span` of a body of these pages, or the body itself if `span` is all."""
     offset = pages[0] * PAGE_BYTES
     if span == (offset, offset + range_bytes(file_bytes, *pages)):
         return body

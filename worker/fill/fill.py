@@ -43,7 +43,7 @@ BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for waiting reader
 
 
 class Filler:
-    """`claim` starts a piece; `background_room`: may one start that nobody waits for?"""
+    """The fills of one tier. `claim` starts a piece."""
 
     def __init__(
         self, parts: Parts, supply: Supply, catalog: Catalog, space: Admission, segments: Segments
@@ -72,6 +72,7 @@ class Filler:
 
     @property
     def background_room(self) -> bool:
+        """True if a piece may start that no reader waits for."""
         return self._background < max(1, int(self._parts.config.load_threads * BACKGROUND_SHARE))
 
     def claim(
@@ -163,7 +164,7 @@ class Filler:
             error = await self._catalog.changed(entry, err)
             self._segments.drop_content([entry.key])
         except NotHere:
-            pass  # each waiting reader now sends a request of its own to all sources
+            pass  # each waiting reader now sends its request to all sources
         except CacheFSError as err:  # without room, a background fill ends without an error
             error = None if piece.background and isinstance(err, NoSpace) else err
         finally:
@@ -319,7 +320,7 @@ class Filler:
         transfer.at_disk += 1
 
     def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
-        """In a thread."""
+        """Runs a transfer into the cache file, in a thread."""
         entry = piece.entry
         self._stalls.check(entry.origin)  # requests may hang since then
         self._make_file(entry, transfer)
@@ -331,7 +332,7 @@ class Filler:
                 _measure(entry, transfer)
 
     def _store_small(self, entry: Entry, transfer: Transfer, body: memoryview) -> None:
-        """Writes all of a small file, in a thread or, in memory, in the loop."""
+        """Writes all of a small file: in a thread, or in the loop if the tier is in memory."""
         self._make_file(entry, transfer)
         try:
             transfer.store(entry.fd, body)

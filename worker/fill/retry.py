@@ -1,7 +1,7 @@
-"""When a fill that failed goes on. Pure.
+"""The pauses between the attempts of a fill. Pure.
 
-The connector has its own retries for requests that never got a byte; this is about bodies that
-broke off, and about origins that come back. Only whole pages count as progress.
+The connector retries requests that never got a byte. A fill retries after bodies that broke off,
+and while an origin is away. Only whole pages count as progress.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ LONGEST_PAUSE_S: Final = 5.0
 def pause_s(
     error: CacheFSError, *, attempt: int, stuck_s: float, deadline_s: float, jitter: float
 ) -> float | None:
-    """How long to wait before going on, None to give up. `attempt` counts failures since the last
-    page came (0 is the first: it goes on at once), `stuck_s` is the time since then, `jitter` is
-    uniform in [0, 1)."""
+    """Returns the pause before the next attempt; None: give up. `attempt` counts failures since the
+    last page arrived (0, the first, is retried at once); `stuck_s` is the time since then; `jitter`
+    is uniform in [0, 1)."""
     if not error.retryable or stuck_s >= deadline_s:
         return None
     if attempt == 0:

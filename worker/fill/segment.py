@@ -1,4 +1,4 @@
-"""One segment: bytes of a file in an unlinked file of the scratch area, or in memory.
+"""A segment: bytes of a file in an unlinked file of the scratch area, or in memory.
 `worker.fill.segments` owns all segments."""
 
 from __future__ import annotations

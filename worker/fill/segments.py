@@ -1,18 +1,19 @@
-"""Segments: what the cache refused, in small unlinked files of the scratch area. Owned by the loop.
+"""The segments: data that the cache refused, in small unlinked files of the scratch area. Owned by
+the loop.
 
-A segment holds the pages [first, end) of one content and never changes once a page is written.
-Concurrent readers share it. Clients get read-only descriptors of their own; a segment's bytes stay
-accounted until the kernel says that nobody has it. Least recently used ones that nobody has open go
-when room is needed. While the tier's disk fails or hangs, segments are kept in memory, in a share
-of the memory limit.
+A segment holds the pages [first, end) of one content. A written page never changes, and concurrent
+readers share it. Each client gets a read-only descriptor; the ledger counts a segment's bytes until
+the kernel reports that no process has it open. When room is needed, the least recently used
+segments without an open descriptor are dropped. While the tier's disk fails or hangs, segments are
+in memory, within a share of the memory limit.
 
-Whoever needs room waits for its turn, first come, first served. When the scratch area has given no
-room for `COPY_AFTER_S`, the segment is made in memory and its bytes are copied to clients instead
-of lent as a descriptor: the worker alone has such a segment open, so its room comes back however
-long clients keep what they were lent.
+Fills wait for room in order, first come, first served. When the scratch area has had no room for
+`COPY_AFTER_S`, the segment is made in memory, and the worker copies its bytes to clients instead of
+lending a descriptor. Only the worker has such a segment open, so its room becomes free however long
+clients keep lent ones.
 
 Where readers crowd the room (`worker.fill.shares`), a segment is a part: the bytes that one reader
-asked for, in memory. No other reader finds a part, and it goes as soon as its reader has it.
+requested, in memory. No other reader finds a part, and it is dropped as soon as its reader has it.
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ from worker.store.filesystem import is_unused
 from worker.tier.disk import Parts
 from worker.tier.ledger import allocation
 
-POLL_S: Final = 0.05  # clients that close a segment tell nobody
+POLL_S: Final = 0.05  # the worker is not notified when a client closes a segment
 MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
 SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
 SWEEP_S: Final = 0.02  # between looks at segments that were dropped while clients had them
 MOST_SWEEP_S: Final = 1.0  # the same where clients keep them
-READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that goes on in it
+READER_WAIT_S: Final = 0.25  # a copied page is kept this long for a sequential reader
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
-WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
-FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
+WHOLE_SHARE: Final = (
+    2  # whole small files, which the kernel keeps open, take at most 1/2 of the room
+)
+FRESH_S: Final = 5.0  # unread data is kept this long for its reader
 # In the scratch area, and as many in memory, with those that clients have: one descriptor each.
 MOST_SEGMENTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """A segment that is to be made. `gentle`: nobody waits for it, so it takes no room of what
-    others wait for or have not read yet. `is_needed` says whether anybody still waits for it.
+    """A request for a segment. `gentle`: no reader waits for it, so it takes no room of segments
+    that readers wait for or have not read. `is_needed` returns whether a reader still waits for it.
     `span`: the bytes of a part."""
 
     key: bytes
@@ -69,7 +72,7 @@ Order = collections.OrderedDict[int, Segment]
 
 
 class Segments:
-    """All segments of a worker, least recently used first."""
+    """The segments of a tier, least recently used first."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -78,12 +81,12 @@ class Segments:
             True: collections.OrderedDict(),
         }
         self._by_page: dict[tuple[bytes, int], Segment] = {}
-        self._orphans: list[Segment] = []  # dropped while somebody had them
-        self._dropped_filling = 0  # segments that were dropped and whose transfer goes on
+        self._orphans: list[Segment] = []  # dropped while clients had them open
+        self._dropped_filling = 0  # dropped segments with a transfer in progress
         self._sweep_pause_s = 0.0  # 0.0: no look at the orphans is due
         self._part_lent_at_s = float("-inf")
         self._frozen = False
-        self._turn = asyncio.Lock()  # of those that wait for room: it is given in order
+        self._turn = asyncio.Lock()  # held by the fill that gets room next: room is given in order
         self._whole_turn = asyncio.Lock()
         self._whole_bytes = 0
         self._filling = 0
@@ -97,7 +100,7 @@ class Segments:
         return [segment for order in self._orders.values() for segment in order.values()]
 
     def find(self, key: bytes, page: int) -> Segment | None:
-        """The segment that has that page now."""
+        """Returns the segment that has the page now, or None."""
         segment = self._by_page.get((key, page))
         if segment is None or page >= segment.ready_end:
             return None
@@ -105,22 +108,22 @@ class Segments:
         return segment
 
     def bits(self, key: bytes, first: int, end: int) -> int:
-        """Which pages of [first, end) some segment has or will have."""
+        """Returns the bitmap of the pages of [first, end) that a segment has or will have."""
         if not self._by_page:
             return 0
         return sum(1 << page for page in range(first, end) if (key, page) in self._by_page)
 
     async def grant(self, segment: Segment) -> int:
-        """A descriptor for a client. Raises OSError."""
+        """Returns a descriptor for a client. Raises OSError."""
         segment.granted = segment.lent = True
         return await self._parts.reopen(segment.fd, in_memory=segment.in_memory)
 
-    def copy(self, segment: Segment, offset: int, end: int, *, may_prefetch: bool) -> bytes:
+    def copy(self, segment: Segment, offset: int, end: int, *, is_sequential: bool) -> bytes:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
-        `may_prefetch`: the reader will come for what follows. Raises OSError."""
+        `is_sequential`: the reader will request what follows. Raises OSError."""
         segment.granted = True
         segment.used_at_s = self._parts.clocks.monotonic()
-        if may_prefetch and end < segment.ready_end * PAGE_BYTES:
+        if is_sequential and end < segment.ready_end * PAGE_BYTES:
             segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
         return os.pread(segment.fd, end - offset, offset - segment.start)
 
@@ -134,7 +137,7 @@ class Segments:
 
     @property
     def are_crowded(self) -> bool:
-        """Is each reader given parts?"""
+        """True if each reader gets parts."""
         return is_crowded(self._limit_bytes, self.reader_count)
 
     @property
@@ -142,7 +145,7 @@ class Segments:
         return self.readers.count(self._parts.clocks.monotonic())
 
     def piece_pages(self, readers: int) -> int:
-        """Returns how long segments may be when so many readers share the room."""
+        """Returns the largest segment, in pages, when `readers` share the room."""
         most_bytes = PIECE_PAGES * PAGE_BYTES
         length = piece_bytes(
             self._limit_bytes, readers, least_bytes=PAGE_BYTES, most_bytes=most_bytes
@@ -150,7 +153,7 @@ class Segments:
         return length // PAGE_BYTES
 
     def window_bytes(self, readers: int) -> int:
-        """How far ahead of each of so many readers segments may be fetched."""
+        """Returns the bytes to prefetch for each of the `readers`."""
         return self._limit_bytes // (2 * readers)
 
     def kept(self) -> int:
@@ -160,16 +163,16 @@ class Segments:
 
     @property
     def _limit_bytes(self) -> int:
-        """What all segments that are made now may take: beside a full cache less than their limit,
-        as cached files take what is not the segments' alone."""
+        """The bytes that new segments may take in all: beside a full cache less than their limit,
+        as cached files take the room that is not reserved for segments."""
         parts = self._parts
         if parts.health.writable(parts.clocks.monotonic()):
             return max(PAGE_BYTES, parts.ledger.scratch_bytes + parts.ledger.free_for_scratch)
         return parts.memory.segments_limit_bytes
 
     def leave_tier(self) -> None:
-        """Its disk hangs: nobody is to find what lies there. Fills that hang with the disk leave
-        their places to those that go past it."""
+        """Drops all segments on a disk that hangs. Their fills leave their places to fills that
+        bypass the disk."""
         for segment in [*self._orders[False].values()]:
             self.drop(segment)
             self._give_place_back(segment)
@@ -186,12 +189,12 @@ class Segments:
         span: ByteRange | None = None,
         is_needed: Callable[[], bool] = lambda: True,
     ) -> Segment:
-        """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
-        not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
-        that others wait for, or that was fetched for others and not read yet. Raises NoSpace after
-        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then). Also
-        raises NoSpace at its turn when it is not needed any more. `span`: those bytes of the pages,
-        or the first `COPY_BYTES` of them, for one reader."""
+        """Returns a segment of a file of `size_bytes` with room for its pages, or for the first
+        ones only if there is not enough (unless `whole`). `wait_s` 0 is for fills without a waiting
+        reader: they take no room of segments that readers wait for or have not read. Raises NoSpace
+        after `wait_s`, which a `whole` segment counts from the call and others from their turn;
+        also at its turn if it is no longer needed. `span`: those bytes of the pages, or the first
+        `COPY_BYTES` of them, for one reader."""
         area = Area(in_memory=in_memory, whole=whole)
         now, gentle = self._parts.clocks.monotonic(), wait_s == 0
         want = _Want(key, size_bytes, pages, span, area, now, gentle, is_needed)
@@ -225,8 +228,8 @@ class Segments:
         raise _no_room(in_memory=want.area.in_memory)
 
     def _areas(self, want: _Want, now: float) -> Iterator[Area]:
-        """A part is copied only where no part was lent for a while: copies are short, so that they
-        cost more."""
+        """Yields the areas to try. A part is copied only if none could be lent for a while: copies
+        are short, so they cost more."""
         yield want.area
         since_s = want.since_s if want.span is None else max(want.since_s, self._part_lent_at_s)
         if not want.area.whole and now >= since_s + COPY_AFTER_S:
@@ -302,7 +305,7 @@ class Segments:
         return segment
 
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
-        """Those that clients have open were used just now: they are looked at last next time."""
+        """Moves segments that clients have open to the end: they were used just now."""
         now = self._parts.clocks.monotonic()
         order = self._orders[area.in_memory]
         for segment in [*order.values()]:
@@ -321,15 +324,15 @@ class Segments:
                 return
 
     def drop_idle(self) -> None:
-        """Drops what lies in memory, was lent to nobody, and was not used lately: other tiers of
-        this process have the same memory to go to."""
+        """Drops unused segments in memory that were never lent: other tiers of this process share
+        the same memory."""
         before_s = self._parts.clocks.monotonic() - FRESH_S
         for segment in [*self._orders[True].values()]:
             if not segment.lent and not segment.filling and segment.used_at_s < before_s:
                 self.drop(segment)
 
     def drop(self, segment: Segment) -> None:
-        """Nobody finds it any more. Idempotent."""
+        """Removes the segment from the index, so that no read finds it. Idempotent."""
         if segment.dropped:
             return
         segment.dropped = True
@@ -343,9 +346,9 @@ class Segments:
             self._let_go(segment)
 
     def given_up(self, segment: Segment) -> None:
-        """Its transfer hangs: others get its place among the segments that are filled, and may
-        bring its pages. Its room and descriptor stay its own until `filled`, since the thread of
-        the transfer may still write."""
+        """Gives the place of a segment whose transfer hangs to another fill, which may fetch its
+        pages. The segment keeps its room and descriptor until `filled`, since the thread of the
+        transfer may still write."""
         self._give_place_back(segment)
         segment.demanded = False
         self._forget_rest(segment)
@@ -357,7 +360,8 @@ class Segments:
                 del self._by_page[segment.key, page]
 
     def filled(self, segment: Segment) -> None:
-        """Its transfer ended. What it did not get is nobody's; an empty one goes."""
+        """Records the end of the segment's transfer. Releases the pages that it did not get, and
+        drops an empty segment."""
         segment.filling = False
         self._parts.counters.scratch_fills += not segment.in_memory
         self._give_place_back(segment)
@@ -386,8 +390,8 @@ class Segments:
             return self._sweep_later(SWEEP_S)
         parts = self._parts
         fd, segment.fd = segment.fd, -1
-        # In a thread: to free a page of tmpfs can take milliseconds. It is free in a moment, and so
-        # long its room may be used twice.
+        # In a thread: freeing a page of tmpfs can take milliseconds. Until then its room may be
+        # used twice.
         if fd >= 0 and segment.in_memory:
             parts.close_memory(fd)
         elif fd >= 0:
@@ -411,8 +415,8 @@ class Segments:
             asyncio.get_running_loop().call_later(pause_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Looks whether clients have closed what was dropped, as long as there is such. Where none
-        was closed the next look is later."""
+        """Releases dropped segments that clients have closed, and repeats while any are left. After
+        a sweep that released none the next one is later."""
         pause_s, before = self._sweep_pause_s, len(self._orphans)
         self._let_go_orphans()
         self._sweep_pause_s = 0.0
@@ -421,8 +425,8 @@ class Segments:
             self._sweep_later(min(2 * pause_s, MOST_SWEEP_S) if idle else SWEEP_S)
 
     def freeze(self) -> None:
-        """From now on no descriptor is closed but by `close`: threads of fills that were given up
-        may still make a segment's file, and write to it."""
+        """Keeps all descriptors open until `close`: threads of abandoned fills may still make a
+        segment's file and write to it."""
         self._frozen = True
 
     def close(self) -> None:

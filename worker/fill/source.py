@@ -28,7 +28,7 @@ class Purpose(enum.Enum):
 
     READ = "read"  # for a reader of this node, now or soon; a peer may fill it
     SERVE = (
-        "serve"  # for a peer, or owned by this node: no peer that would have to fill it is asked
+        "serve"  # for a peer, or owned by this node: never from a peer that would have to fill it
     )
     MIGRATE = "migrate"  # only from peers that have it cached, never from the origin
 

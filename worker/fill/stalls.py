@@ -1,13 +1,13 @@
-"""Transfers that bring nothing: readers that wait for their pages get an error.
+"""Stalled transfers: readers that wait for their pages get an error.
 
-A transfer runs in a thread, and ends when its connector lets it. A fill does not wait for that: its
-pages fail once no page has come for the deadline of origins, or for the time that a page takes at
-the least rate where that is longer. The next reader's request is then a new one. The thread writes
+A transfer runs in a thread and ends when its connector returns. A fill does not wait for that: its
+pages fail once no page has arrived within the origins' deadline, or within the time of a page at
+the minimum rate if that is longer. The next reader's request is then a new one. The thread writes
 nothing more when it returns.
 
 A thread that has not returned after its transfer was cut is stuck. Another thread replaces it, as
 far as `Threads.count_out` allows. A source with `MOST_STUCK` stuck threads gets no more: requests
-for it fail at once until one of those threads returns, so that other sources keep theirs.
+for it fail at once until one of those threads returns, so other sources keep theirs.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE_LIMIT_S: Final = PAGE_BYTES / LEAST_BYTES_PER_S
-GRACE_S: Final = 1.0  # the source's own error comes first, and says more
+GRACE_S: Final = 1.0  # the source's own error is more precise, and arrives first
 MOST_STUCK: Final = 16  # threads of one source
 
 Key = tuple[NamespaceId, str]
 
 
 class SourceStuck(Unreachable):
-    """Requests to the source hang in as many threads as it may have. Never tried again by a fill,
-    which would wait for its deadline."""
+    """Raised where requests to the source hang in as many threads as it may have. A fill never
+    retries it: the retry would wait for its deadline."""
 
     retryable = False
 
 
 class Stalls:
-    """The transfers under way. The loop's alone, but for `check`."""
+    """The transfers in progress. Owned by the loop; any thread may call `check`."""
 
     def __init__(self, parts: Parts, supply: Supply) -> None:
         self._parts = parts
@@ -57,12 +57,12 @@ class Stalls:
         self._stuck: collections.Counter[Key] = collections.Counter()
 
     def began(self, transfer: Transfer, piece: Piece) -> None:
-        """Notes a request that begins. Until then its piece holds no bytes, and counts for none."""
+        """Records the start of a request. Before it the piece holds no buffer, and none counts."""
         self.running[transfer] = piece
         self._count_buffer(piece, buffer_bytes(piece.size_bytes))
 
     def check(self, origin: Origin) -> None:
-        """From any thread. Raises SourceStuck where no more requests may go to that source."""
+        """Raises SourceStuck if the source may get no more requests. Thread-safe."""
         if self._stuck[_key(origin)] >= MOST_STUCK:
             raise SourceStuck(
                 f"{MOST_STUCK} requests to {url_of(origin)} hang, and no more are made until one"
@@ -99,13 +99,12 @@ class Stalls:
         self._count_out()
 
     def disk_writes(self) -> list[Hashable]:
-        """Returns the writes to the disk that are under way, each by a name that no other has."""
+        """Returns the disk writes in progress, each by a unique key."""
         running = [*self.running]
         return [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
 
     def leave_tier(self) -> None:
-        """The disk hangs: ends what is on its way there. Threads that are stuck at it do not
-        count."""
+        """Aborts the transfers to a disk that hangs. Threads that are stuck there do not count."""
         stuck = sum(transfer.at_disk & 1 for transfer in self.running)
         for transfer, piece in self.running.items():
             if not piece.past:
@@ -113,7 +112,7 @@ class Stalls:
         self._supply.count_out(stuck)
 
     def ended(self, transfer: Transfer) -> None:
-        """The thread of a transfer returned: counts what it brought."""
+        """Records that the thread of a transfer has returned, and counts its bytes."""
         piece = self.running.pop(transfer)
         self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
         self._count(transfer, piece)

@@ -1,4 +1,4 @@
-"""Where the pages of one tier come from: the source and the threads that read it."""
+"""The supply of one tier's pages: the source and the threads that read it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from worker.tier.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """`fetchers` bring what this node owns, and serve: they wait for no peer's fills. `askers`
-    bring what peers own. `loaders` are as fetchers, for several pages at a time: they move bytes
-    and run little Python."""
+    """`fetchers` fill what this node owns, and serve peers: they wait for no peer's fills. `askers`
+    fetch what peers own. `loaders` are fetchers for several pages at a time: they move bytes and
+    run little Python."""
 
     source: Source
     small: SmallReads
@@ -26,7 +26,7 @@ class Supply:
     loaders: Threads
 
     def threads(self, piece: Piece) -> Threads | BackgroundCalls:
-        """Returns those that bring a piece."""
+        """Returns the threads that fetch a piece."""
         if piece.purpose is Purpose.READ:
             return self.askers
         is_large = piece.end - piece.first > 1
@@ -37,7 +37,7 @@ class Supply:
         yield from (self.fetchers, self.askers, self.loaders)
 
     def count_out(self, stuck: int, *, cause: str = "disk") -> None:
-        """See `Threads.count_out`, of which kind the stuck ones may be."""
+        """Applies `Threads.count_out` to all kinds of threads: the stuck ones may be of any."""
         for threads in self._all():
             threads.count_out(stuck, cause=cause)
 

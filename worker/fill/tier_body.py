@@ -1,4 +1,4 @@
-"""A body that brings pages of another tier of this node: they count as moved, not as fetched."""
+"""A body with pages of another tier of this node: they count as moved, not as fetched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 
 class TierBody:
-    """Base of such bodies (`worker.fill.source.SourceBody`). `from_tier`: the last chunk came from
-    a tier of this node."""
+    """Base of these bodies (`worker.fill.source.SourceBody`). `from_tier`: whether the last chunk
+    is of a tier of this node."""
 
     def __init__(self) -> None:
         self.from_tier = False

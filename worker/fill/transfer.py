@@ -1,7 +1,7 @@
-"""One request to a source, from its body straight into a file. Blocking.
+"""A request to a source, whose body is written straight into a file. Blocking.
 
-Owns nothing: the descriptor is the caller's. Pages are reported in order, each after all its bytes
-were written, with its checksum. What a source answers wrongly never becomes a page.
+The descriptor is the caller's. A transfer reports pages in order, each after all its bytes were
+written, with its checksum. A wrong reply of a source never becomes a page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ OnPage = Callable[[int, int], None]  # page number, xxh3_64
 
 
 class DiskFault(CacheFSError):
-    """The tier's disk failed a write. Never leaves the worker: the read goes past the tier."""
+    """Raised when the tier's disk fails a write. Never leaves the worker: the read bypasses the
+    tier."""
 
     code = "disk-fault"
 
@@ -40,7 +41,7 @@ class DiskFault(CacheFSError):
 
 
 def make_cache_file(entry: Entry, tier: TierDirectory) -> None:
-    """Makes the cache file, unless there is one; in a thread. Raises DiskFault."""
+    """Creates the cache file unless it exists; in a thread. Raises DiskFault."""
     try:
         entry.make_file(tier)
     except OSError as err:
@@ -49,12 +50,12 @@ def make_cache_file(entry: Entry, tier: TierDirectory) -> None:
 
 class Transfer:
     """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`; of these
-    only the bytes [start, stop) where a `span` says so.
+    only the bytes [start, stop) of `span`, if given.
 
-    `limit_s`: the source's retries and waits end so long after `run` began. `moved_s`: when `run`
-    began, or the last page was whole; 0.0 before; of `time.monotonic`. After `run`, however it
-    ended: `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from
-    other tiers of this node; `next_page` is the first that is not whole.
+    `limit_s`: the source's retries and waits end this long after the start of `run`. `moved_s`:
+    when `run` began, or the last page was whole; 0.0 before; of `time.monotonic`. After `run`,
+    however it ended: `origin_bytes` are from the origin, `peer_bytes` from peers, and `tier_bytes`
+    from other tiers of this node; `next_page` is the first that is not whole.
     """
 
     __slots__ = (
@@ -72,7 +73,7 @@ class Transfer:
         on_page: OnPage,
         span: ByteRange | None = None,
     ) -> None:
-        """At least one page, or a byte of each page."""
+        """Covers at least one page, or a byte of each page."""
         self._origin = origin
         self._fd = -1
         self._base = base
@@ -87,7 +88,7 @@ class Transfer:
         self.limit_s = NEVER_S
         self.moved_s = 0.0
         self.aborted = False
-        self.at_disk = 0  # odd while the disk is at work for it, another number each time
+        self.at_disk = 0  # odd during a disk operation, a new number each time
         self.next_page = first
         self.origin_bytes = 0
         self.peer_bytes = 0
@@ -102,7 +103,7 @@ class Transfer:
         with bounded(self.moved_s + self.limit_s):
             body = self._body = source.read(self._origin, self._at, size, purpose)
             try:
-                self.raise_if_aborted()  # meanwhile: then nobody has closed this body
+                self.raise_if_aborted()  # an abort before this line has not closed the body
                 for chunk in body:
                     self._take(memoryview(chunk), body)
             finally:
@@ -112,7 +113,7 @@ class Transfer:
             raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
 
     def store(self, fd: int, body: memoryview) -> None:
-        """Takes the place of `run` where the caller has all of the body, one page, from the origin.
+        """Writes a body of one page that the caller has received from the origin, instead of `run`.
         Raises DiskFault, Interrupted."""
         self.origin_bytes = len(body)
         self.raise_if_aborted()
@@ -121,20 +122,21 @@ class Transfer:
         self._page(len(body), xxhash.xxh3_64_intdigest(body))
 
     def abort(self) -> None:
-        """From any thread: nothing more is written, `run` ends as soon as its body lets it. Returns
-        at once: the body is closed in a thread of its own, since a close may wait for a disk."""
+        """Stops all further writes; `run` ends as soon as its body returns. Thread-safe. Returns at
+        once: another thread closes the body, since a close may wait for a disk."""
         is_first, self.aborted = not self.aborted, True
         if is_first and self._body is not None:
-            with contextlib.suppress(RuntimeError):  # no more threads: `run` closes the body alone
+            with contextlib.suppress(RuntimeError):  # no more threads: only `run` closes the body
                 threading.Thread(target=self._body.close, name="cut", daemon=True).start()
 
     def cut(self, error: CacheFSError) -> None:
-        """As `abort`; `run` raises this error."""
+        """Aborts the transfer; `run` raises this error."""
         self._cut = error
         self.abort()
 
     def raise_if_aborted(self) -> None:
-        """What has not begun when it is aborted does not: who ends it waits for its thread."""
+        """Raises the error of the abort, if any: an aborted transfer starts no further step, as its
+        owner waits for the thread."""
         if self.aborted:
             raise self._cut or Interrupted("the worker is closing")
 
@@ -164,7 +166,8 @@ class Transfer:
             start = stop
 
     def _write(self, chunk: memoryview) -> None:
-        """Short writes are gone on with: a full disk shows itself at the next one."""
+        """Writes all of the chunk. Continues after a short write: a full disk fails the next
+        one."""
         at, done = self._at - self._base, 0
         self.at_disk += 1
         try:
@@ -176,7 +179,7 @@ class Transfer:
             self.at_disk += 1
 
     def _page(self, size: int, checksum: int) -> None:
-        """A chunk that is the next page, all of it, and was verified."""
+        """Records a verified chunk that is exactly the next page."""
         self._at += size
         assert self._at == min((self.next_page + 1) * PAGE_BYTES, self._stop), "not a whole page"
         self._has_page(checksum)
@@ -189,7 +192,7 @@ class Transfer:
             self._has_page(checksum)
 
     def _has_page(self, checksum: int) -> None:
-        """The next page is whole."""
+        """Reports that the next page is whole."""
         page = self.next_page
         self.moved_s = time.monotonic()
         self.next_page += 1
@@ -197,7 +200,7 @@ class Transfer:
 
 
 def of_source(error: BaseException) -> CacheFSError:
-    """The error, where it is the source's; raises any other."""
+    """Returns the error if it is the source's; raises any other."""
     if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
         raise error
     return error

@@ -299,9 +299,9 @@ def test_what_a_job_waits_for_is_said_once_at_once(node: FakeNode, run: Run) -> 
     waiting = [shown(RUNS, 0, elapsed_s=t / 10, message=why) for t in range(20)]
     node.jobs[7] = [*waiting, shown(RUNS, 1), shown(ENDED, 4)]
     _, out, err = run("load", "--wait", "/mnt/data")
-    waits, may_prefetch = err.splitlines()
+    waits, resumes = err.splitlines()
     assert waits.endswith(f", {why}")
-    assert why not in may_prefetch + out
+    assert why not in resumes + out
     node.jobs[7] = [waiting[0]]
     assert f"  now       {why}" in ok(run("jobs", "show", "7")).splitlines()
 

@@ -1,1 +1,1 @@
-"""Whole small files from the origin, by a process of its own."""
+"""Reads of whole small files from the origin, by the loop."""

@@ -85,7 +85,7 @@ class SmallReads:
         return self._loop.time() - self._started_s < RECENT_S
 
     def look(self) -> None:
-        """Closes connections, now and then, that nobody uses."""
+        """Closes unused connections. Called a few times a second."""
         if not self._in_flight and self._loop.time() - self._started_s >= IDLE_S:
             self._close_connections()
 
