@@ -1,1 +1,1 @@
-"""One tier: its contents, admission, eviction, health and upkeep."""
+"""A tier: its contents, admission, eviction, health and maintenance."""

@@ -1,9 +1,9 @@
 """Room for fills: admission, and eviction by the master's permission. Owned by the loop.
 
-One eviction at a time; who needs room waits for it, but not for slow copies to another tier
-(`worker.tier.demotion`). Nothing is evicted without a permission that was asked for less than its
-validity ago: no answer, no eviction. What is live (open in the worker, being filled) is not looked
-at; what a client has open is found out by the kernel's lease.
+One eviction runs at a time. Fills that need room wait for it, but not for slow copies to another
+tier (`worker.tier.demotion`). Without a valid permission of the master nothing is evicted. Live
+contents (open in the worker, or being filled) are skipped; the kernel's lease shows what a client
+has open.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Admission:
             return writable and await self._reserve_by_evicting(size_bytes, entry)
 
     def reserve_nowait(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
-        """As `reserve` where there is room; False where somebody has to decide or to make some."""
+        """Reserves room if there is some. Returns False where admission must decide or make
+        room."""
         parts = self._parts
         if not parts.health.writable(parts.clocks.monotonic()):
             return False
@@ -115,9 +116,9 @@ class Admission:
         return self._take(size_bytes, entry)
 
     async def reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
-        """As `reserve`, whatever admission says: everything may go for it that nobody protects,
-        holds or uses. Raises NoRoom, OverQuota, and Unavailable where the disk is degraded or the
-        master does not say what may go. Cancelled: nothing is reserved."""
+        """Reserves room regardless of admission: evicts everything that is not protected, held or
+        in use. Raises NoRoom, OverQuota, and Unavailable where the disk is degraded or the master
+        does not answer. Cancelled: nothing is reserved."""
         self._check_writable()
         full = self.full_quota(size_bytes, entry)
         if full is not None:
@@ -150,7 +151,7 @@ class Admission:
         raise NoRoom("nothing more can go for it")
 
     def full_quota(self, size_bytes: int, entry: SpaceRequest | None) -> FullQuota | None:
-        """The quota that refuses so much more of a content; None: no quota does."""
+        """Returns the quota that refuses these bytes of a content; None: no quota does."""
         bounds, charges = self._rule(entry).quotas, self._parts.charges
         path = charges.refuses(bounds, size_bytes) if bounds else None
         if path is None:
@@ -172,14 +173,14 @@ class Admission:
         self._parts.room_changed.notify()
 
     def may_fit(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
-        """Would `reserve` try to admit that now? Promises nothing."""
+        """Returns whether `reserve` would try to admit the bytes now. Promises nothing."""
         parts = self._parts
         if not parts.health.writable(parts.clocks.monotonic()) or parts.ledger.over_limit_bytes:
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
     def may_fit_load(self, size_bytes: int) -> bool:
-        """Would `reserve_for_load` try it now?"""
+        """Returns whether `reserve_for_load` would try it now."""
         parts = self._parts
         if not parts.health.writable(parts.clocks.monotonic()):
             return False
@@ -244,13 +245,13 @@ class Admission:
         )
 
     def _admission(self, wanted: SpaceRequest | None) -> str:
-        """As policies say of that content, else as the worker is set; but copies of what others own
-        replace nothing that is in use, unless policies say so."""
+        """Returns the admission by the content's policy, else the worker's. Copies of what other
+        workers own replace nothing in use, unless a policy permits it."""
         admission = self._rule(wanted).admission or self._parts.config.admission
         return "fill" if admission != "fill" and self._is_copy(wanted, AUTO) else admission
 
     def _is_copy(self, wanted: SpaceRequest | None, local_copy: str) -> bool:
-        """Is it a copy of what others own, of which policies say that?"""
+        """Returns whether it is a copy of what other workers own whose policy permits that."""
         rule, is_owned = self._rule(wanted), self._parts.is_owned
         if wanted is None or is_owned is None or rule.local_copy != local_copy:
             return False
@@ -267,7 +268,8 @@ class Admission:
         return parts.is_owned(entry.key, entry.size, self._rule(entry).owners)
 
     def _look_for_the_oldest(self) -> None:
-        """Last uses only grow and what comes is used now, so an old answer stays a lower bound."""
+        """Returns a lower bound of the last uses. Last uses only grow and new contents are used
+        now, so an old answer stays a lower bound."""
         now = self._parts.clocks.monotonic()
         if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
             self._oldest_use_s = min(self._parts.order.oldest_use_s(), self._parts.wall_s())
@@ -276,7 +278,7 @@ class Admission:
     # ---- eviction ----
 
     async def make_room_ahead(self, size_bytes: int) -> None:
-        """Lets so much go that fills need not wait for room, as far as admission allows it."""
+        """Evicts ahead of demand, within the admission policy."""
         async with self._one_at_a_time:
             parts = self._parts
             if self._demotion.copying:
@@ -286,9 +288,9 @@ class Admission:
                 await self._make_room(parts.ledger.free_for_files + size_bytes, idle_s)
 
     async def shrink(self) -> None:
-        """Brings a cache that is above its limit below it: the limit is lower than that of the
-        process before. Evicts what may go, whatever admission says. Called now and then; where
-        nothing may go it looks again after growing pauses."""
+        """Shrinks a cache that exceeds its limit, since the limit is lower than the former
+        process's. Evicts regardless of admission. Called periodically; where nothing may be evicted
+        it retries after growing pauses."""
         parts = self._parts
         now = parts.clocks.monotonic()
         if not parts.ledger.over_limit_bytes:
@@ -304,7 +306,7 @@ class Admission:
         self._shrink_at_s = parts.clocks.monotonic() + (0.0 if progress else self._shrink_pause_s)
 
     async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
-        """Is there room, or can such go for it as nobody used for `idle_s`?"""
+        """Returns whether there is room, or contents unused for `idle_s` can be evicted for it."""
         async with self._one_at_a_time:
             if self.order_loaded.is_set():
                 await self._make_room(size_bytes, idle_s)
@@ -320,8 +322,8 @@ class Admission:
     async def _make_room(
         self, need_bytes: int, idle_s: float | None, *, only_copies: bool = False
     ) -> None:
-        """`idle_s`: only from what nobody used for so long; None: from anything, or from copies of
-        what others own alone."""
+        """Makes room. `idle_s`: only from contents unused for this time; None: from any, or only
+        from copies of what other workers own."""
         parts = self._parts
         idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
         reason = "copy" if only_copies else "space" if idle_s is None else "idle"
@@ -340,7 +342,7 @@ class Admission:
             await self._evict_permitted(keys, short_bytes, reason)
 
     async def _make_room_thoroughly(self, need_bytes: int, until_s: float) -> None:
-        """From anything: looks at everything once, until then (monotonic) at most."""
+        """Makes room from any content: examines each once, until then (monotonic) at most."""
         parts = self._parts
         self._release_held()
         batch = BATCH_FILES
@@ -357,7 +359,8 @@ class Admission:
                 batch = min(2 * batch, MOST_ASKED)
 
     async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
-        """So much of these, and a little more, as far as they may go; how many may."""
+        """Evicts this much of these and a little more, as far as permitted; returns the number of
+        permitted ones."""
         parts = self._parts
         allowed, until_s = await self._permitted(self._not_live(keys))
         for key in set(keys) - set(allowed):
@@ -372,7 +375,7 @@ class Admission:
     async def _evict_copied(
         self, copied: Mapping[bytes, int], short_bytes: int, reason: str
     ) -> None:
-        """Evicts what was copied to a slower tier, but for what was used or opened meanwhile."""
+        """Evicts contents that were copied to a slower tier, except those used or opened since."""
         order = self._parts.order
         async with self._one_at_a_time:
             same = [key for key, use_s in copied.items() if self._last_use_s(key) == use_s]
@@ -380,7 +383,7 @@ class Admission:
             await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
 
     def _release_held(self) -> None:
-        """What was held long enough may go from now on."""
+        """Releases contents whose hold has expired."""
         parts = self._parts
         now = parts.clocks.monotonic()
         if parts.order.first_release_s <= now and now - self._released_at_s >= RELEASE_S:
@@ -403,7 +406,8 @@ class Admission:
         return [key for key in keys if not self._catalog.is_live(key)]
 
     async def _permitted(self, keys: Sequence[bytes]) -> tuple[list[bytes], float]:
-        """Those that may go, in order, and until when (monotonic)."""
+        """Returns the contents that may be evicted, in order, and the end of the permission
+        (monotonic)."""
         by_namespace: dict[NamespaceId, list[ContentId]] = {}
         for key in keys:
             content = ContentId.of_key(key)
@@ -440,7 +444,7 @@ class Admission:
         return permission.allowed, permission.valid_for_s
 
     def _of_nobody(self, contents: list[ContentId]) -> frozenset[str]:
-        """What may go of a namespace that is not attached here."""
+        """Returns the evictable contents of a namespace that is not attached here."""
         config = self._parts.config
         if not config.evict_detached:
             return frozenset()
@@ -454,8 +458,8 @@ class Admission:
         return self._parts.order.last_use_s(key) if key in self._parts.order else NEVER_S
 
     async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
-        """Evicts nothing of a tier that is out of service: what is published there may be withdrawn
-        just now. Cancelled: it goes on, and what went is accounted for."""
+        """Evicts nothing of a tier out of service: its published files may be withdrawn now.
+        Cancelled: the eviction continues and is accounted for."""
         parts = self._parts
         if not keys or not parts.health.in_service:
             return

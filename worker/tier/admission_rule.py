@@ -1,10 +1,10 @@
-"""May these bytes enter the cache? Pure.
+"""The rule by which bytes enter the cache. Pure.
 
-`always`: they may, others go for them. `fill`: they may while there is room; a full cache refuses,
-except that data which nobody used for `idle_after_s` goes for them. A job that reads a permutation
-of N samples per epoch can never hit more than C/N with a cache of C samples; filling and then
-refusing reaches that bound, every order of replacement stays below it. What a node owns among
-others takes the room of its copies of what others own: so a data set has the room of all nodes.
+`always`: they enter, and others are evicted for them. `fill`: they enter while there is room. A
+full cache refuses, except that data unused for `idle_after_s` is evicted for them. A job that reads
+a permutation of N samples per epoch can never hit more than C/N with a cache of C samples. Filling
+and then refusing reaches that bound; every replacement order stays below it. What a node owns takes
+the room of its copies of what other nodes own, so a data set has the room of all nodes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def judge(
     now_s: float,
     takes_copies: Callable[[], bool] = lambda: False,
 ) -> Verdict:
-    """`oldest_use_s` is a lower bound of the last uses of everything cached. `takes_copies`: is it
-    this node's own, and are there copies of others'? Making room is refused at once where even all
-    that is cached would not be enough."""
+    """Decides one request. `oldest_use_s` is a lower bound of the last uses of all cached contents.
+    `takes_copies`: the bytes are this node's own, and copies of other nodes' contents are cached.
+    Refuses to make room at once where even all cached contents would not suffice."""
     if size_bytes <= free_bytes:
         return Verdict.ADMIT
     if size_bytes > free_bytes + cached_bytes:

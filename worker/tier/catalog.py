@@ -1,11 +1,10 @@
-"""The live contents of this worker, and how they come and go. Owned by the loop.
+"""The live contents of a tier: look-ups, holds, commits and drops. Owned by the loop.
 
-A content is looked up in the tier once, however many open it at the same time. Contents that are on
-their way out (evicted, dropped, swept) are fenced: who opens one waits, then finds nothing.
+A content is looked up in the tier once, for any number of concurrent opens. Contents that are being
+removed (evicted, dropped, swept) are fenced: an open of one waits, then finds nothing.
 
-An entry of which the disk did not say what is cached is detached from the start: what it reads goes
-past the cache and nothing of it is recorded, or pages that an older file had would come to stand
-for holes in a new one.
+If the disk cannot be queried, the entry is created detached: its reads bypass the cache and nothing
+is recorded. Otherwise pages of an older file could be mistaken for holes of a new one.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class Catalog:
     # ---- coming ----
 
     def open_nowait(self, origin: Origin, key: bytes) -> Entry | None:
-        """As `open`, for a content that is live, or of which nothing is cached; None where a look
-        at the disk has to tell."""
+        """Returns the entry of a content that is live, or of which nothing is cached; None if the
+        disk must be queried."""
         entry = self._live.get(key)
         if entry is None:
             if not self.is_absent(key):
@@ -97,8 +96,8 @@ class Catalog:
         return entry
 
     async def open(self, origin: Origin, key: bytes) -> Entry:
-        """The live entry, held for the caller (`users`; the caller calls `leave`). Cancelled: the
-        look-up goes on for others, nothing is held."""
+        """Returns the live entry, held for the caller (`users`; the caller calls `leave`).
+        Cancelled: the look-up continues for other callers, nothing is held."""
         while (fence := self._fences.get(key)) is not None:
             if not await self._ended([fence]):
                 return _stray(Entry(origin, key))
@@ -170,7 +169,7 @@ class Catalog:
         self.retire_if_unused(entry)
 
     def retire_if_unused(self, entry: Entry) -> None:
-        """An entry that nobody needs any more leaves, and its descriptor is closed."""
+        """Removes an entry without users, and closes its descriptor."""
         if entry.users or entry.uncommitted or entry.busy_pieces or entry.looking is not None:
             return
         if self._frozen:
@@ -194,7 +193,7 @@ class Catalog:
                 entry.fd = -1
 
     async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:
-        """A file without a record is nobody's. The entry is detached and fenced."""
+        """Removes a file without a record. The entry is detached and fenced."""
         entry.users += 1
         with fence:
             try:
@@ -218,8 +217,9 @@ class Catalog:
                 fence.set_result(None)
 
     async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
-        """Drops what is cached of these, in use or not. Raises OSError when the index cannot be
-        written (nothing is unlinked then), or when the disk hangs: it goes on once it answers."""
+        """Drops what is cached of these contents, in use or not. Raises OSError when the index
+        cannot be written (nothing is unlinked then), or when the disk hangs: the drop continues
+        once it answers."""
         if not self._parts.health.in_service:
             raise no_answer()
         keys = [*dict.fromkeys(keys)]
@@ -273,7 +273,7 @@ class Catalog:
                 self.retire_if_unused(entry)
 
     async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
-        """Until none of the keys is fenced or being looked up, all at the same moment."""
+        """Waits until none of the keys is fenced or being looked up, all at the same moment."""
         while True:
             waits: list[asyncio.Future[None]] = []
             for key in keys:
@@ -356,8 +356,8 @@ class Catalog:
         return counts
 
     async def changed(self, entry: Entry, error: CacheFSError) -> Stale:
-        """The origin has another version, or none: tells the master, drops what is cached. Returns
-        the error for every reader of a missing page."""
+        """Handles another version at the origin, or none: notifies the master and drops what is
+        cached. Returns the error for every reader of a missing page."""
         stale = Stale(
             "the file changed at its origin" if isinstance(error, Stale) else error.cause,
             path=entry.origin.path.decode(errors="replace"),
@@ -381,7 +381,7 @@ class Catalog:
     # ---- records ----
 
     def grow(self, entry: Entry, size_bytes: int) -> None:
-        """The entry's file takes so much more (or less)."""
+        """Adds to the accounted bytes of the entry's file (below 0: subtracts)."""
         entry.allocated_bytes += size_bytes
         if entry.detached:
             self._parts.ledger.unlinked_bytes += size_bytes
@@ -423,7 +423,7 @@ class Catalog:
         self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
 
     async def hold(self, holds: Sequence[tuple[bytes, Hold]]) -> None:
-        """What is recorded is held from now on; returns once that is durable. Raises OSError."""
+        """Holds recorded contents from now on; returns once that is durable. Raises OSError."""
         parts = self._parts
         for key, hold in holds:
             entry = self._live.get(key)
@@ -444,7 +444,7 @@ class Catalog:
             raise error
 
     def correct(self, entry: Entry) -> None:
-        """The index is told what the file really takes."""
+        """Records the real allocation of the file in the index."""
         if entry.recorded and not entry.detached:
             self._submit(entry, TouchFile(entry.key, 0, entry.allocated_bytes), publish=False)
 
@@ -489,13 +489,13 @@ class Catalog:
             )
 
     def leave_tier(self) -> None:
-        """The disk hangs: nobody waits for commits any more."""
+        """Ends all waits for commits: the disk hangs."""
         for entry in self._live.values():
             entry.committed()
 
     def freeze(self) -> None:
-        """From now on no descriptor is closed but by `close`: threads of fills that were given up
-        may still write to theirs. What has no record yet is swept at the next start."""
+        """Keeps all descriptors open until `close`: threads of abandoned fills may still write to
+        theirs. Files without a record are swept at the next start."""
         self._frozen = True
 
     def close(self) -> None:
@@ -508,7 +508,7 @@ class Catalog:
 
 
 def _stray(entry: Entry) -> Entry:
-    """An entry of its own for one who cannot wait."""
+    """Returns a separate entry for a caller that cannot wait."""
     entry.detached = True
     entry.users = 1
     return entry

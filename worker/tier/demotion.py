@@ -1,9 +1,8 @@
-"""Copies what is about to leave a tier for want of room, and was used there, to a slower tier
-before that. Owned by the loop.
+"""Demotion: copies contents that are about to be evicted, and were used, to a slower tier. Owned by
+the loop.
 
-Whoever needs room does not wait for a slow tier: copies that take longer than a moment go on by
-themselves, without the lock of evictions, and what they copied leaves afterwards. What else has to
-go meanwhile goes without being copied.
+Fills that need room do not wait for a slow tier. Slow copies continue without the eviction lock,
+and their contents are evicted afterwards. Other contents are evicted meantime without a copy.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Then = Callable[[Mapping[bytes, int]], Coroutine[Any, Any, None]]
 
 
 class Demotion:
-    """One batch at a time. `copying`: the contents of a batch that takes long, and when each was
-    last used before it; they are not to be evicted yet."""
+    """The demotions of a tier, one batch at a time. `copying`: the contents of a slow batch, and
+    their last uses before it; they must not be evicted yet."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -42,8 +41,7 @@ class Demotion:
 
     async def offer(self, keys: Sequence[bytes], short_bytes: int, then: Then) -> None:
         """Copies those of `keys` that were used. Returns when that is done, or after `WAIT_S`: then
-        the rest goes on, and `then(copying)` is run once it has ended. Cancelled: as after
-        `WAIT_S`."""
+        the rest continues, and `then(copying)` runs at its end. Cancelled: as after `WAIT_S`."""
         parts, order = self._parts, self._parts.order
         used = {key: order.last_use_s(key) for key in keys if key in order and order.was_used(key)}
         if self._copy_below is None or not used or self.copying:

@@ -1,4 +1,4 @@
-"""What the parts of one worker share: the tier, its ledger, threads, counters, clocks."""
+"""The common parts of one tier: the directory, its ledger, threads, counters, clocks."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def _new_future() -> asyncio.Future[None]:
 
 
 def no_answer() -> OSError:
-    """What whoever waits for a disk that hangs gets."""
+    """Returns the error for callers that wait for a disk that hangs."""
     return OSError(errno.ETIMEDOUT, "the disk does not answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the workers of one process, one for each tier, have in common. `is_owned(key, size, n)`:
-    does this node own a block of the content of that key (36 bytes) and size, which so many own?
-    None: all of them. `came(key, size, n)`: something of such a content that has several owners is
-    recorded; `owners_changed()`: it was heard that contents have more owners than before."""
+    """The common parts of a process's tiers. `is_owned(key, size, replicas)` returns whether this
+    node owns any block of the content (key: 36 bytes); None: it owns everything. `came(key, size,
+    replicas)` is called when something of a content with several owners is recorded;
+    `owners_changed()` when contents have more owners than before."""
 
     memory: MemoryBudget
     is_owned: IsOwned | None = None
@@ -131,7 +131,7 @@ class Parts:
         return int(self.clocks.wall())
 
     def owns(self, key: bytes, size_bytes: int) -> bool:
-        """Does this node own a block of it?"""
+        """Returns whether this node owns a block of the content."""
         return self.is_owned is None or self.is_owned(key, size_bytes, self.rules.replicas(key))
 
     def set_aside(self, key: bytes, hold: Hold) -> None:
@@ -143,8 +143,7 @@ class Parts:
     # ---- the tier's disk ----
 
     def leave_tier(self, cause: str) -> None:
-        """The disk hangs, or the like: who waits for it by `ask_disk` or `unless_left` waits no
-        longer."""
+        """Takes the tier out of service: waits by `ask_disk` and `unless_left` end."""
         self.health.left(cause)
         self.left.set_result(None)
 
@@ -156,8 +155,8 @@ class Parts:
     async def unless_left(
         self, work: asyncio.Future[T], limit_s: float | None = TIER_WAIT_S
     ) -> asyncio.Future[T] | None:
-        """`work` once it is done; None as soon as the tier is out of service, or after `limit_s`.
-        The work goes on, then and when the caller is cancelled."""
+        """Returns `work` once it is done; None as soon as the tier is out of service, or after
+        `limit_s`. The work continues, then and when the caller is cancelled."""
         ends: list[asyncio.Future[Any]] = [work, self.left]
         await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         return work if work.done() else None
@@ -169,8 +168,8 @@ class Parts:
         discard: Callable[[T], None] = _ignore,
         limit_s: float | None = TIER_WAIT_S,
     ) -> T:
-        """A call to the tier's disk, in a thread; a result that nobody waits for any more goes to
-        `discard`. Raises OSError, `no_answer` when the disk hangs."""
+        """Calls a function that uses the tier's disk, in a thread. A result without a waiter is
+        passed to `discard`. Raises OSError, `no_answer` when the disk hangs."""
         if not self.health.in_service:
             raise no_answer()
         call = self.disk.run(function, *args, discard=discard)
@@ -186,8 +185,8 @@ class Parts:
         return done.result()
 
     async def reopen(self, fd: int, *, in_memory: bool = False) -> int:
-        """A read-only descriptor of the same file, see `filesystem.reopen`. `fd` may be closed
-        meanwhile. Raises OSError."""
+        """Returns a read-only descriptor of the same file, see `filesystem.reopen`. The caller may
+        close `fd` before this returns. Raises OSError."""
         if in_memory or self.tier.reopens_at_once:
             return reopen(fd)
         if not self.health.in_service:
@@ -219,16 +218,16 @@ class Parts:
         self.disk.submit(_close_each, fds, done=done)
 
     def close_named(self, fd: int) -> None:
-        """Closes the last descriptor, perhaps, of a file of the tier that has a name. In memory
-        that waits for nobody, and takes less time than to tell a thread."""
+        """Closes a descriptor of a tier's file with a name, perhaps the last one. In memory the
+        close does not block, and takes less time than a hand-over to a thread."""
         if self.tier.in_memory:
             os.close(fd)
         else:
             self.close_later(fd)
 
     def close(self, fd: int) -> None:
-        """Closes a descriptor that is not the last one of its file, at once where that waits for
-        nobody."""
+        """Closes a descriptor that is not the last one of its file, at once where the close cannot
+        block."""
         if self.tier.reopens_at_once:
             os.close(fd)
         else:
@@ -269,7 +268,7 @@ def make_parts(
     metadata: Callable[[NamespaceId], MetadataService],
     shared: Shared,
 ) -> Parts:
-    """Those of a worker that begins, over a tier that is its own."""
+    """Returns the parts of a new tier, over a directory that this process has taken."""
     ledger = Ledger(_limit_bytes(config, tier, shared.memory))
     ledger.cached_bytes = tier.cached_at_start_bytes
     return Parts(
@@ -294,7 +293,7 @@ def make_parts(
 
 
 def _limit_bytes(config: WorkerConfig, tier: TierDirectory, memory: MemoryBudget) -> int:
-    """Of the cache; one that is in memory keeps to the memory's limit, too."""
+    """Returns the limit of the cache. A cache in memory respects the memory limit, too."""
     if not tier.in_memory:
         return config.limit_bytes
     limit_bytes = memory.take_tier(config.limit_bytes)

@@ -19,9 +19,10 @@ from worker.store.holds import Hold
 
 
 class Entry:
-    """`fd` is the cache file, opened for reading and writing, -1 while there is none. Pages in
-    `inflight` are being brought; their future is done when the page is in the cache file or in a
-    segment, or fails with the typed error; it may also be done without either: look again."""
+    """A live content. `fd` is the cache file, opened for reading and writing, -1 while it does not
+    exist. Pages in `inflight` are being filled. Their future is done when the page is in the cache
+    file or in a segment, or fails with the typed error. It may also be done without either: the
+    waiter checks again."""
 
     __slots__ = (
         "ahead", "allocated_bytes", "asked_in", "busy_pieces", "committing", "completing",
@@ -72,8 +73,8 @@ class Entry:
     def claim(
         self, first: int, end: int, loop: asyncio.AbstractEventLoop, epoch: int | None = None
     ) -> None:
-        """Marks pages as being brought; none is claimed already. `epoch`: perhaps by peers, by the
-        view of that epoch or a later one."""
+        """Marks pages as being filled; none is claimed already. `epoch`: a peer may fill them, by
+        the view of that epoch or a later one."""
         for page in range(first, end):
             assert page not in self.inflight, f"page {page} is claimed twice"
             self.inflight[page] = loop.create_future()
@@ -93,7 +94,7 @@ class Entry:
             future.exception()  # nobody may be waiting: that is no mistake
 
     def committed(self) -> None:
-        """Nothing of it waits for a commit, or nobody is to wait any more."""
+        """Ends the waits for a commit: nothing is uncommitted, or the disk hangs."""
         waiting, self.on_commit = self.on_commit, []
         for call in waiting:
             call()

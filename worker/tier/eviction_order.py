@@ -38,7 +38,7 @@ class EvictionOrder(Protocol):
         """The file cannot go now: not to be named again before others were."""
 
     def remove(self, key: bytes) -> None:
-        """The file is gone. An unknown key is ignored."""
+        """Removes a file. Ignores an unknown key."""
 
     def hold(self, key: bytes, until_s: int, *, though_read: bool = False) -> None:
         """It is not to go before `until_s` (at least 1; of a clock that only grows), or unless
@@ -58,39 +58,39 @@ class EvictionOrder(Protocol):
         """No hold ends before; `NEVER_S` when nothing is held."""
 
     def release_due(self, until_s: int, now_s: int) -> None:
-        """Releases what was to be held until `until_s` or less: it goes before all others. Costs a
-        pass over all files, but for a time before `first_release_s`."""
+        """Releases contents held until `until_s` or earlier: they are evicted before all others.
+        Costs a pass over all files, except before `first_release_s`."""
 
     def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
         """Up to `count` keys, the first to go first, only such as were last used at or before
         `idle_before_s`. Fewer, even none, may come while others exist: ask again then."""
 
     def last_use_s(self, key: bytes) -> int:
-        """When the key was last used; `NEVER_S` while it is held. Raises KeyError."""
+        """Returns the last use of the key; `NEVER_S` while it is held. Raises KeyError."""
 
     def was_used(self, key: bytes) -> bool:
-        """Was it used since it was inserted? Raises KeyError."""
+        """Returns whether it was used since its insertion. Raises KeyError."""
 
     def set_eviction(self, key: bytes, name: str) -> None:
-        """What a use does for a file: `lru`, it is the newest again; `sieve`, it is passed over
-        once; "": as the order is made. An unknown key is ignored."""
+        """Sets the effect of a use of a file: `lru`, it becomes the newest; `sieve`, it is passed
+        over once; "": the order's default. Ignores an unknown key."""
 
     def eviction(self, key: bytes) -> str:
-        """As it was set. Raises KeyError."""
+        """Returns the rule that was set. Raises KeyError."""
 
     def set_owned(self, key: bytes, *, owned: bool) -> None:
-        """A file that this node does not own goes before all that it owns. An unknown key is
-        ignored, and so is this where nobody asked for the difference."""
+        """Marks whether this node owns a file; others are evicted first. Ignores an unknown key,
+        and everything where the order makes no difference."""
 
     @property
     def copy_count(self) -> int:
-        """How many this node does not own."""
+        """Returns the number of files that this node does not own."""
 
     def copies(self, count: int) -> list[bytes]:
-        """As `candidates`, of those that this node does not own."""
+        """Yields candidates among the files that this node does not own."""
 
     def keys(self) -> Iterator[bytes]:
-        """All, in no order. Nothing may be inserted or removed meanwhile."""
+        """Yields all keys, in no order. Nothing may be inserted or removed during the iteration."""
 
     def oldest_use_s(self) -> int:
         """A lower bound of all last uses; `NEVER_S` when there is nothing. Costs a pass over an
@@ -146,7 +146,7 @@ class _Slots:
         self._link(slot, self._older[END], END)
 
     def _pass(self, slot: int) -> None:
-        """Is called before a slot leaves its place in the list."""
+        """Called before a slot leaves its place in the list."""
 
     def last_use_s(self, key: bytes) -> int:
         return self._last_use_s[self._slot[key]]
@@ -277,8 +277,8 @@ class _Slots:
 
 
 class LruOrder(_Slots):
-    """The least recently used goes first. Uses of a file that is to go by `sieve` only mark it: it
-    is passed over once, when its turn comes."""
+    """LRU: the least recently used is evicted first. Uses of a file with the rule `sieve` only mark
+    it: it is passed over once, at its turn."""
 
     def hit(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
@@ -317,8 +317,8 @@ MOST_SKIPPED: Final = 4096  # files that one call looks at in vain, at most
 
 class SieveOrder(_Slots):
     """SIEVE: files stay in the order of insertion; a hand moves from the oldest to the newest and
-    passes over those used since it last came by. (Zhang et al., NSDI 2024.) A file that is to go by
-    `lru` is the newest again with each use, as if it had just come."""
+    passes over those used since its last visit (Zhang et al., NSDI 2024). A file with the rule
+    `lru` becomes the newest with each use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,9 +371,9 @@ class SieveOrder(_Slots):
 
 
 class CopiesFirstOrder:
-    """Two orders of one kind: of copies of what other nodes own, which go first, and of what this
-    node owns. A copy that cannot go now (in use, protected) is treated as owned from then on, until
-    somebody says again that it is not: it must not be named for ever in place of others."""
+    """Two orders of one kind: of copies of what other nodes own, which are evicted first, and of
+    what this node owns. A copy that cannot be evicted now (in use, protected) is treated as owned
+    until it is marked again: otherwise it would be named forever."""
 
     def __init__(self, copies: EvictionOrder, owned: EvictionOrder) -> None:
         self._copies = copies

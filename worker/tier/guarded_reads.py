@@ -1,6 +1,5 @@
-"""Calls to a tier's disk for another tier: by threads of their own, with a limit, so that a disk
-that hangs keeps nobody but them.
-"""
+"""Calls to a tier's disk for another tier, by separate threads and with a time limit: a disk that
+hangs blocks only them."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ T = TypeVar("T")
 
 
 class GivenUp(OSError):
-    """The disk does not answer; the call is still under way."""
+    """Raised when the disk does not answer; the call is still in progress."""
 
 
 class _Call(Generic[T]):
-    """Whoever comes second of its end and its giving up discards the result."""
+    """Ends or gives up a call; the second of the two discards the result."""
 
     def __init__(self, function: Callable[[], T], discard: Callable[[T | None], None]) -> None:
         self.done = threading.Event()
@@ -35,7 +34,7 @@ class _Call(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """In a thread of the disk's."""
+        """Runs the call, in a thread of the disk."""
         try:
             self._result = self._function()
         except BaseException as err:  # noqa: BLE001 -- handed to whoever waits
@@ -46,7 +45,8 @@ class _Call(Generic[T]):
                 self._discard(self._result if self._error is None else None)
 
     def result(self) -> T:
-        """After it was waited for. Raises its error; GivenUp when there is no result yet."""
+        """Returns the result after the wait. Raises its error; GivenUp if no result is there
+        yet."""
         with self._lock:
             self._given_up = not self.done.is_set()
             if self._given_up:

@@ -32,8 +32,8 @@ MOST_BAD_PROBES: Final = 2  # in a row, then the disk is given up for now
 
 
 class Health:
-    """`fault` says whether this is news (to be logged); `writable` turns true again by itself,
-    `in_service` by `returned`."""
+    """The health of a tier. `fault` returns whether the fault is new (to be logged); `writable`
+    becomes true again after a while, `in_service` by `returned`."""
 
     def __init__(self) -> None:
         self.cause = ""
@@ -119,12 +119,12 @@ class Health:
 
 
 def is_full(error: OSError) -> bool:
-    """Does the disk only want room? It answers, then."""
+    """Returns whether the disk is only full: it answers, then."""
     return error.errno in _FULL
 
 
 class Act(enum.Enum):
-    """What is to be done after a look at the calls to the disk."""
+    """The action after a check of the calls to the disk."""
 
     NOTHING = enum.auto()
     PROBE = enum.auto()  # start one; its end is told by `probed`
@@ -133,11 +133,11 @@ class Act(enum.Enum):
 
 
 class Watch:
-    """Finds out that a disk hangs. A call that takes long is no proof (a sync, a large file that is
-    verified): it starts a probe, a small write and read of its own, which tells.
+    """Detects a disk that hangs. A long call is no proof (a sync, the verification of a large
+    file): it starts a probe, a small write and read, which decides.
 
-    One probe at a time. While the tier is out of service a probe is under way, or the next one is
-    due after a pause: the tier is back with the first that succeeds while no call is stuck.
+    One probe runs at a time. While the tier is out of service a probe is in progress, or the next
+    one is due after a pause. The tier returns with the first that succeeds while no call is stuck.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Watch:
         self._looked_at_s = float("inf")
 
     def suspect(self) -> None:
-        """Somebody says that the disk does not answer."""
+        """Records a report that the disk does not answer."""
         self._suspected = True
 
     def hold(self) -> bool:
@@ -183,8 +183,8 @@ class Watch:
         *,
         for_good: bool = False,
     ) -> Act:
-        """`calls`: everything under way at the disk, `writes` those of them that nothing but a
-        hanging disk makes slow. Each is named by something that no later call has. `for_good`: the
+        """Decides what to do. `calls`: everything in progress at the disk; `writes`: those of them
+        that only a hanging disk slows down. Each has a key that no later call has. `for_good`: the
         tier must not be used any more, however its disk answers."""
         if for_good:
             return self._leave() if self.in_service else Act.NOTHING

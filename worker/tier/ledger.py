@@ -24,22 +24,22 @@ BLOCK_BYTES: Final = 4096  # what a file system allocates at least
 
 
 def scratch_limit(limit_bytes: int) -> int:
-    """How much segments may take at most."""
+    """The most that segments may take."""
     return min(limit_bytes // 2, max(64 * MIB, min(512 * MIB, limit_bytes // 8)))
 
 
 def scratch_floor(limit_bytes: int) -> int:
-    """How much of the limit is segments' alone."""
+    """The part of the limit that is reserved for segments."""
     return min(limit_bytes // 4, max(16 * MIB, min(256 * MIB, limit_bytes // 16)))
 
 
 def allocation(size_bytes: int) -> int:
-    """What `size_bytes` of data take on disk."""
+    """Returns the bytes that `size_bytes` of data take on disk."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Ledger:
-    """The sums. Plain additions: whoever frees or allocates tells it."""
+    """The sums. The code that allocates or frees adds to them."""
 
     def __init__(
         self,
@@ -84,13 +84,14 @@ class Ledger:
 
     @property
     def _files_take_floor(self) -> bool:
-        """Do cached files take what is segments' alone? They do after the limit was lowered."""
+        """True if cached files take the room reserved for segments, as after the limit was
+        lowered."""
         kept_bytes = self.headroom_bytes + self.scratch_floor_bytes
         return self.cached_bytes + self.overhead_bytes > self.limit_bytes - kept_bytes
 
     @property
     def over_limit_bytes(self) -> int:
-        """How much more is used than the limit allows."""
+        """The bytes in use above the limit."""
         return max(0, self.used_bytes - self.limit_bytes)
 
     def reserve(self, size_bytes: int) -> bool:

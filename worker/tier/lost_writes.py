@@ -1,11 +1,9 @@
-"""What a worker does when bytes that it wrote to the tier's disk are lost: a sync has failed. Owned
-by the loop.
+"""Recovery from lost writes: a sync of the tier's disk has failed. Owned by the loop.
 
-The kernel takes pages that it could not write for written. They may be right in the page cache now
-and zeros later. So everything that was recorded since the last good sync is withdrawn: the tier
-leaves service, what is open there is dropped, the records are distrusted and their files
-unpublished, and the tier comes back. A distrusted file is compared with its checksums, as the disk
-has it, at its next open.
+The kernel marks pages that it could not write as clean. They may be right in the page cache now and
+zeros later. So the worker withdraws everything recorded since the last good sync: the tier leaves
+service, open contents are dropped, the records are distrusted and their files unpublished, and the
+tier returns. At its next open, a distrusted file on the disk is compared with its checksums.
 """
 
 from __future__ import annotations

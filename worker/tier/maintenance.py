@@ -1,6 +1,5 @@
-"""What a worker does beside its requests: learns the eviction order after a start, sweeps what has
-no record, forces data to the disk, keeps last uses. Owned by the loop; the disk is read by threads.
-"""
+"""Maintenance of a tier: learns the eviction order after a start, sweeps files without a record,
+syncs data to the disk, keeps last uses. Owned by the loop; threads read the disk."""
 
 from __future__ import annotations
 
@@ -93,7 +92,7 @@ class Housekeeping:
             self._touched[key] = now_s
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         await self._until_done(self.load_order)
         await self._until_done(self.sweep)
         while True:
@@ -110,7 +109,7 @@ class Housekeeping:
             await asyncio.sleep(RETRY_S)
 
     async def tick(self) -> None:
-        """What is due now."""
+        """Does what is due now."""
         self._leftovers.check()
         await self._space.shrink()
         count_memory(self._parts, self._catalog)
@@ -134,8 +133,8 @@ class Housekeeping:
     # ---- start ----
 
     async def load_order(self) -> None:
-        """The eviction order of what an earlier process left; evictions wait for it. The trash goes
-        first: links in it would keep the bytes of evicted files."""
+        """Loads the eviction order of contents of an earlier process; evictions wait for it.
+        Empties the trash first: links in it would keep the bytes of evicted files."""
         parts = self._parts
         await parts.disk.run(parts.tier.empty_trash)
         found: list[tuple[int, bytes]] = []
@@ -160,7 +159,7 @@ class Housekeeping:
         self._space.order_loaded.set()
 
     async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
-        """Of everything that is cached, in batches. Raises OSError."""
+        """Yields the records of all cached contents, in batches. Raises OSError."""
         index, after = self._parts.tier.index, b""
         while True:
             batch = await self._parts.disk.run(index.scan, after, SCAN_FILES)
@@ -170,7 +169,8 @@ class Housekeeping:
             after = batch[-1][0]
 
     async def ask_owners(self) -> None:
-        """What this node owns may have changed: what it does not own goes first from now on."""
+        """Applies a change of ownership: contents that this node does not own are evicted first
+        from now on."""
         parts = self._parts
         if parts.is_owned is None:
             return
@@ -209,9 +209,9 @@ class Housekeeping:
             self._parts.writer.submit(changes[start : start + TOUCHES_PER_WRITE], _ignore)
 
     async def sync(self) -> None:
-        """Forces everything recorded so far to the disk, and says so in the header: it needs no
-        verification after a crash of the machine. Also what the scratch area has is forced to the
-        disk, as nothing else tells of bytes that are lost there."""
+        """Syncs everything recorded so far to the disk, and marks it in the header: it needs no
+        verification after a crash of the machine. Also syncs the scratch area, as nothing else
+        reports lost bytes there."""
         parts = self._parts
         commits = parts.writer.commits, parts.writer.failed_commits
         fills, fills_before = parts.counters.scratch_fills, self._scratch_fills_at_sync
@@ -262,7 +262,7 @@ def _is_doubtful(tier: TierDirectory, name: str) -> bool:
 
 
 def _real_bytes(tier: TierDirectory, name: str, record: FileRecord) -> int:
-    """What the file takes, -1 when that is what the record says."""
+    """Returns the file's allocation; -1: as recorded."""
     with opened(tier, name) as fd:
         if fd is None:
             return -1
@@ -271,8 +271,8 @@ def _real_bytes(tier: TierDirectory, name: str, record: FileRecord) -> int:
 
 
 def _settle(tier: TierDirectory, writer: Writer, keys: Sequence[bytes]) -> int:
-    """Unlinks files without a record, corrects the records of others; by how much the accounted
-    bytes grew. Nobody opens one of these meanwhile."""
+    """Unlinks files without a record and corrects the records of others. Returns the growth of the
+    accounted bytes. No such file is opened during the call."""
     grown = 0
     changes: list[Change] = []
     for key in keys:
@@ -289,7 +289,7 @@ def _settle(tier: TierDirectory, writer: Writer, keys: Sequence[bytes]) -> int:
 
 
 def count_memory(parts: Parts, catalog: Catalog) -> None:
-    """Tells the budget what is known by counting."""
+    """Reports the counted metadata to the memory budget."""
     memory, ledger = parts.memory, parts.ledger
     metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
     tier_bytes = ledger.used_bytes + ledger.reserved_bytes if parts.tier.in_memory else 0

@@ -1,4 +1,4 @@
-"""What is said when a quota refuses something, whoever asked: which one, with figures."""
+"""The message of a quota that refuses a request: the quota, with figures."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class OverQuota(NoSpace):
 
 
 class Named:
-    """Which quotas the log named lately. Pure."""
+    """The quotas that were logged recently. Pure."""
 
     def __init__(self) -> None:
         self._at_s: dict[bytes, float] = {}
 
     def is_news(self, full: FullQuota, now_s: float) -> bool:
-        """Was this quota not named for a while? It is, then."""
+        """Returns whether the quota is due to be logged, and records that it is."""
         if now_s - self._at_s.get(full.path, float("-inf")) < AGAIN_S:
             return False
         if len(self._at_s) >= MOST_KNOWN:

@@ -1,6 +1,5 @@
-"""Watches the tier's disk: takes the tier out of service while the disk does not answer, and back.
-Owned by the loop; the disk is touched by one thread of its own, which may hang with it.
-"""
+"""The watch of the tier's disk: takes the tier out of service while the disk does not answer, and
+back. Owned by the loop. One separate thread uses the disk, and may hang with it."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ LOST: Final = "bytes that were written to the disk are lost"
 
 
 class Transfers(Protocol):
-    """What is on its way to the tier's disk, or past it."""
+    """The transfers in progress to the tier's disk, or bypassing it."""
 
     def look(self) -> None:
-        """Gives up what brings nothing. Called a few times a second."""
+        """Ends stalled transfers. Called a few times a second."""
 
     def disk_writes(self) -> list[Hashable]:
-        """Returns the writes to the disk that are under way, each by a name that no other has."""
+        """Returns the disk writes in progress, each by a unique key."""
 
     def leave_tier(self) -> None:
         """The disk does not answer: nothing more is written to it."""
@@ -59,8 +58,8 @@ class TierWatch:
         self._soon.set()
 
     def withdraw(self) -> None:
-        """Takes the tier out of service, and tells clients that what they have of it is doubtful,
-        until `restore`."""
+        """Takes the tier out of service until `restore`, and notifies clients that its files are
+        doubtful."""
         if self._watch.hold():
             self._leave("sync", LOST)
         else:
@@ -68,12 +67,12 @@ class TierWatch:
             self._on_change(False)
 
     def restore(self) -> None:
-        """Brings the tier back with the next probe that succeeds."""
+        """Returns the tier to service with the next probe that succeeds."""
         self._watch.let_go()
         self._soon.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -84,7 +83,7 @@ class TierWatch:
             self.look()
 
     def look(self) -> None:
-        """One look at what is under way."""
+        """Checks once what is in progress."""
         parts = self._parts
         self._transfers.look()
         commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
@@ -140,5 +139,5 @@ class TierWatch:
         self._on_change(True)
 
     def close(self, wait_s: float) -> bool:
-        """False when a probe is still under way after `wait_s`. Blocks."""
+        """Ends the thread. Returns False if a probe is in progress after `wait_s`. Blocks."""
         return self._prober.close(wait_s)

@@ -15,7 +15,7 @@ Bounds = tuple[tuple[bytes, int], ...]  # (path, bytes of the quota)
 
 
 class Quotas:
-    """Of one node; its workers, one for each tier, count together. `share()`: of this node."""
+    """The quotas of a node; all its tiers count together. `share()`: this node's share."""
 
     def __init__(self, share: Callable[[], float] = lambda: 1.0) -> None:
         self._share = share
@@ -26,7 +26,7 @@ class Quotas:
 
 
 class Charges:
-    """What one worker has below quotas, by content key."""
+    """The charges of one tier against quotas, by content key."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -34,8 +34,7 @@ class Charges:
         self._promised: dict[bytes, tuple[Bounds, int]] = {}
 
     def put(self, key: bytes, bounds: Bounds, size_bytes: int) -> None:
-        """So much is cached of a content, and counts against these, in place of what was promised
-        to it."""
+        """Charges the cached bytes of a content to these quotas, in place of its promised bytes."""
         self.drop(key)
         self._forget(key)
         if bounds:
@@ -50,7 +49,7 @@ class Charges:
             self._take(self._quotas.used_bytes, path, size_bytes)
 
     def promise(self, key: bytes, bounds: Bounds, size_bytes: int) -> None:
-        """So much more of a content is to come."""
+        """Promises more bytes of a content."""
         before, promised_bytes = self._promised.get(key, (bounds, 0))
         self._promised[key] = before, promised_bytes + size_bytes
         for path, _ in before:
@@ -61,7 +60,7 @@ class Charges:
         return self._promised.keys()
 
     def settle(self, keys: Iterable[bytes]) -> None:
-        """Of these nothing more comes, and what came is counted."""
+        """Ends the promises of these contents: what arrived is counted."""
         for key in keys:
             self._forget(key)
 
@@ -71,7 +70,7 @@ class Charges:
             self._take(self._quotas.used_bytes, path, size_bytes)
 
     def refuses(self, bounds: Bounds, size_bytes: int) -> bytes | None:
-        """The path whose quota has no room for so much more; None: there is."""
+        """Returns the path whose quota has no room for the bytes; None: all have."""
         for path, quota_bytes in bounds:
             if self._used(path) + size_bytes > self._quotas.limit_bytes(quota_bytes):
                 return path
@@ -82,7 +81,7 @@ class Charges:
         return self._used(path), self._quotas.limit_bytes(quota_bytes)
 
     def excess(self) -> dict[bytes, int]:
-        """Of each quota that is exceeded, by how many bytes."""
+        """Returns the excess, in bytes, of each exceeded quota."""
         bounds = {bound for bounds, _ in self._of.values() for bound in bounds}
         over = {path: self._used(path) - self._quotas.limit_bytes(most) for path, most in bounds}
         return {path: size_bytes for path, size_bytes in over.items() if size_bytes > 0}
@@ -94,7 +93,7 @@ class Charges:
                 yield key, size_bytes
 
     def used(self) -> dict[bytes, int]:
-        """By path, of this worker."""
+        """Returns the bytes of this tier by path."""
         used: Counter[bytes] = Counter()
         for bounds, size_bytes in self._of.values():
             for path, _ in bounds:

@@ -1,7 +1,5 @@
-"""What policies say of the contents that one tier has cached, as far as that is not the default.
-Pure. Known from the fills, and asked anew whenever policies changed; memory is taken only for what
-differs.
-"""
+"""The policies of a tier's cached contents, where they differ from the default. Pure. Fills deliver
+them, and they are requested again when policies change. Only differences take memory."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from cachefs.core.policies import Rule
 
 
 class Rules:
-    """By content key."""
+    """The rules, by content key."""
 
     def __init__(self) -> None:
         self._replicas: dict[bytes, int] = {}
@@ -32,5 +30,5 @@ class Rules:
         self._replicas.pop(key, None)
 
     def replicas(self, key: bytes) -> int:
-        """How many workers own each of its blocks."""
+        """Returns the number of workers that own each of its blocks."""
         return self._replicas.get(key, 1)

@@ -1,8 +1,8 @@
 """The scrubber: reads complete files slowly, compares every page with its recorded checksum, and
-drops a file with a wrong page, so that whoever opens it next gets it fetched again.
+drops a file with a wrong page, so that its next open fetches it again.
 
-It reads past the page cache where the file system can, and holds a file open for one page at a
-time: an eviction must not find it busy. Owned by the loop; the disk is read by the tier's threads.
+It bypasses the page cache where the file system permits, and holds a file open for one page at a
+time: an eviction must not find it busy. Owned by the loop; the tier's threads read the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ READ_LIMIT_S: Final = 30.0  # for a page
 
 
 def scrub_rate(asked_bytes_per_s: int, *, in_memory: bool) -> int:
-    """Bytes per second; what was asked for, below 0: nothing in memory, little on disks."""
+    """Returns the rate in bytes per second: the configured one; below 0: none in memory, a low one
+    on disks."""
     if asked_bytes_per_s >= 0:
         return asked_bytes_per_s
     return 0 if in_memory else SCRUB_BYTES_PER_S
@@ -47,7 +48,7 @@ class Scrubber:
         self._after = b""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         clock = self._parts.clocks.monotonic
         await asyncio.sleep(FIRST_S)
         while True:
@@ -100,7 +101,8 @@ class Scrubber:
 
 
 def _is_right(tier: TierDirectory, name: str, page: int, length: int, checksum: int) -> bool | None:
-    """None for a file that is no more, or on its way out. A page that cannot be read is wrong."""
+    """Returns whether a page is right; None for a file that is gone or being removed. A page that
+    cannot be read is wrong."""
     with opened(tier, name) as fd:
         if fd is None:
             return None

@@ -1,6 +1,5 @@
-"""Files that were unlinked while somebody had them open: accounted until the kernel says that
-nobody has them. Owned by the loop; each keeps one descriptor.
-"""
+"""Files that were unlinked while open: accounted until the kernel reports that no process has them
+open. Owned by the loop; each keeps one descriptor."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class _Leftover:
 
 
 class UnlinkedOpenFiles:
-    """As many as there are open files of clients that were dropped."""
+    """The unlinked files: as many as clients have dropped files open."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -42,8 +41,8 @@ class UnlinkedOpenFiles:
         self.check()
 
     def check(self, *, urgent: bool = False) -> None:
-        """Lets go of what nobody has any more; asks about each with growing pauses, or about all
-        when it is urgent."""
+        """Releases files that no process has open; checks each with growing pauses, or all when
+        room is urgent."""
         now = self._parts.clocks.monotonic()
         kept = []
         for item in self._items:
