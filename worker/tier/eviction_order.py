@@ -87,7 +87,7 @@ class EvictionOrder(Protocol):
         """Returns the number of files that this node does not own."""
 
     def copies(self, count: int) -> list[bytes]:
-        """Yields candidates among the files that this node does not own."""
+        """Returns candidates among the files that this node does not own."""
 
     def keys(self) -> Iterator[bytes]:
         """Yields all keys, in no order. Nothing may be inserted or removed during the iteration."""

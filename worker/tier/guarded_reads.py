@@ -22,7 +22,7 @@ class GivenUp(OSError):
 
 
 class _Call(Generic[T]):
-    """Ends or gives up a call; the second of the two discards the result."""
+    """A call that its caller may give up: the later of its end and that discards the result."""
 
     def __init__(self, function: Callable[[], T], discard: Callable[[T | None], None]) -> None:
         self.done = threading.Event()

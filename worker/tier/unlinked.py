@@ -25,7 +25,7 @@ class _Leftover:
 
 
 class UnlinkedOpenFiles:
-    """The unlinked files: as many as clients have dropped files open."""
+    """The unlinked files: at most one for each dropped file that a client has open."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
