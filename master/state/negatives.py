@@ -39,7 +39,7 @@ class Negatives:
             del self._by_parent[parent]
 
     def names(self, parent: int) -> frozenset[bytes]:
-        """Returns all names remembered below `parent`."""
+        """Returns all names remembered below `parent`; a listing that adds one announces it."""
         return frozenset(self._by_parent.get(parent, ()))
 
     def forget(self, parent: int) -> None:
