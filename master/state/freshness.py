@@ -11,7 +11,7 @@ from typing import Final
 
 NEVER_S: Final = -1.0
 MAX_VALID_S: Final = 86400.0
-DEGRADED_VALID_S: Final = 5.0  # of replies that are unchecked because the origin is down
+DEGRADED_VALID_S: Final = 5.0  # for unchecked replies while the origin is down
 
 
 def valid_for(checked_at: float, interval_s: float, now: float) -> float:

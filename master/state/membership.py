@@ -40,9 +40,7 @@ from cachefs.core.placement import Member, View
 from master.state.member_record import Kept, Record
 
 TICK_S: Final = 1.0
-ABSENT_AFTER_S: Final = (
-    3.0  # a tick that late: this process was suspended, the workers were not silent
-)
+ABSENT_AFTER_S: Final = 3.0  # after a tick that late, this process was suspended, not the workers
 FORGET_LOST_S: Final = 7 * 86400.0
 MAX_WORKERS: Final = 10_000
 MOST_BETWEEN: Final = 3  # see `View.between`
@@ -90,7 +88,7 @@ class _Worker:
         self.draining = False
         self.drained_from = 0  # the epoch that took its blocks away
         self.lost = False
-        self.told = -1  # version of the last view that it was sent
+        self.told = -1  # version of the last view sent to it
 
     @property
     def owns(self) -> bool:
@@ -347,7 +345,7 @@ class Membership:
         return True
 
     def _await_settling(self, *, forget: bool = True) -> None:
-        """Updates the set of workers with blocks to move in this epoch; `forget`: resets it."""
+        """Updates the set of workers with blocks to move in this epoch; `forget`: waits for all."""
         members = self._members()
         waited_for = {m.id for m in (*members, *self._settled)}
         self._unsettled = waited_for if forget else self._unsettled & waited_for

@@ -261,8 +261,8 @@ class TaskDispatcher:
         return worker.shares
 
     def _share(self, order: Order, name: str) -> int:
-        """Returns a worker's share of a job's bandwidth, in proportion to its work for the job. It
-        is at most what the others leave: they learn of a smaller share with their next reply."""
+        """Returns a worker's share of a job's bandwidth, in proportion to its work. Other workers
+        learn of a smaller share with their next reply, so above a floor only the rest is given."""
         bandwidth, job = order.bandwidth_bytes_s, order.job
         if not bandwidth:
             return 0
