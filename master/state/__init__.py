@@ -1,1 +1,1 @@
-"""The master's decisions, pure."""
+"""The state and the decisions of the master. Pure."""

@@ -1,11 +1,10 @@
-"""What the comparison of one directory with its origin means for people. Pure.
+"""The differences between one directory and its origin, as operators see them. Pure.
 
-A change is reported against what the namespace knew. Where all names of a directory were known, a
-name that is new at the origin was added; in a directory that was never listed it is seen for the
-first time, which is no change. A file that became a directory, or the other way round, has another
-order key: its end and its beginning are one replacement. They lie apart in the order (`a`, `a!`,
-`a/`), so that a file's change waits until its directory can no longer come; at most 255 files wait
-(a name has no more prefixes).
+A change is reported against the stored names. In a directory that was listed, a new name at the
+origin is reported as added. In one that was never listed, a new name is not a change. A file that
+became a directory, or the reverse, has another order key: its removal and its insertion are one
+replacement. The two keys are apart in the order (`a`, `a!`, `a/`), so a file's change waits until
+its directory can no longer follow. At most 255 files wait (a name has no more prefixes).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Difference(NamedTuple):
 
 
 class Differences:
-    """Of one directory, from the changes of its parts in order."""
+    """The differences of one directory, from the changes of its parts in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, tuple[Action, bool]] = {}
@@ -38,7 +37,8 @@ class Differences:
     def add(
         self, changes: Iterable[Change], upto: bytes | None, *, was_listed: bool
     ) -> list[Difference]:
-        """`upto`: all smaller order keys are compared now; None: the whole directory is."""
+        """Returns the differences that are now certain. All order keys below `upto` have been
+        compared; None: the whole directory has been."""
         found: list[Difference] = []
         for change in sorted(changes, key=_key):
             self._see(change, was_listed, found)
@@ -81,7 +81,7 @@ def _key(change: Change) -> bytes:
 
 
 def removed_directories(changes: Iterable[Change]) -> list[tuple[bytes, int]]:
-    """(name, ino) of each: what is known below it is gone too."""
+    """Returns the (name, ino) of each removed directory; the names below it are removed as well."""
     return [
         (name_of(change.key), change.stored.inode.ino)
         for change in changes
@@ -92,8 +92,7 @@ def removed_directories(changes: Iterable[Change]) -> list[tuple[bytes, int]]:
 
 
 class Subdirectories:
-    """Names that wait to be looked into, in order, each with a mark. A million of them take some
-    megabytes."""
+    """A queue of subdirectory names to compare, each with a mark; a million names take some MB."""
 
     def __init__(self) -> None:
         self._first: deque[tuple[bytes, bool]] = deque()
@@ -108,7 +107,7 @@ class Subdirectories:
             self._last = []
 
     def pop(self) -> tuple[bytes, bool] | None:
-        """None when there are no more."""
+        """Returns the next (name, mark); None when the queue is empty."""
         if not self._first and self._packed:
             lines = zlib.decompress(self._packed.popleft()).split(b"/")
             self._first.extend((line[1:], line[:1] == b"+") for line in lines)

@@ -1,8 +1,8 @@
-"""How long what is known may be believed: the sync interval's meaning. Pure.
+"""The freshness of stored metadata under a sync interval. Pure.
 
-The interval is -1 (never ask again after the first load), 0 (ask at every access) or seconds. Times
-are wall clock seconds, kept in the store; a time of 0 or in the future (the clock was set back) is
-not believed.
+The interval is -1 (never check again after the first listing), 0 (check at every access) or
+seconds. Times are wall clock seconds, kept in the store; metadata with a time of 0 or in the future
+(the clock was set back) is stale.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 NEVER_S: Final = -1.0
 MAX_VALID_S: Final = 86400.0
-DEGRADED_VALID_S: Final = 5.0  # of answers that could not be checked because the origin is down
+DEGRADED_VALID_S: Final = 5.0  # for unchecked replies while the origin is down
 
 
 def valid_for(checked_at: float, interval_s: float, now: float) -> float:
-    """Seconds for which what was checked at `checked_at` is still fresh; 0: ask the origin."""
+    """Returns for how many seconds metadata is still fresh; 0: the caller must ask the origin."""
     if interval_s == 0 or checked_at <= 0 or checked_at > now:
         return 0.0
     if interval_s < 0:

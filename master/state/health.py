@@ -1,7 +1,7 @@
-"""Is an origin answering? Pure: counts errors, says who may ask while it is down.
+"""The health of an origin: errors, and probes while it is down. Pure.
 
-While it is down everything known is answered at once and one caller per `PROBE_EVERY_S` asks again;
-what is unknown always asks, since it has no other answer.
+While the origin is down, the master serves known names from its store, and one caller per
+`PROBE_EVERY_S` probes the origin. A request for an unknown name is always sent to the origin.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ WARN_EVERY_S: Final = 30.0
 
 
 def is_down(err: CacheFSError) -> bool:
-    """Returns True for errors that say nothing about the name: the origin could not answer now, or
-    this side had no valid credentials to ask with. A refusal of valid credentials is an answer."""
+    """Returns True for errors that do not concern the name: the origin could not reply now, or
+    the master had no valid credentials. A refusal of valid credentials is a reply."""
     return err.retryable or isinstance(err, (DeadlineExceeded, CredentialsMissing))
 
 
 class OriginHealth:
-    """Up, or down since some error. Times are wall seconds. `was_asked`: True if the origin was
-    asked anything since the last probe cleared it."""
+    """The state of an origin: up, or down since some error. Times are wall seconds. `was_asked`:
+    True if the origin received a request since the last probe cleared the flag."""
 
     def __init__(self) -> None:
         self.errors = 0
         self.last_warning = ""
-        self.current_warning = ""  # nothing went well since
+        self.current_warning = ""  # cleared by the next success
         self.down_since = 0.0
         self.down_error: CacheFSError | None = None  # the last one
         self.was_asked = False
-        self._trouble: CacheFSError | None = None  # what the last probe found; changes no answer
+        self._trouble: CacheFSError | None = None  # result of the last probe; changes no reply
         self._trouble_since = 0.0
         self._down = False
         self._asked_at = 0.0
@@ -43,7 +43,7 @@ class OriginHealth:
 
     @property
     def error(self) -> CacheFSError | None:
-        """Why it is down, or what the last probe found; None if all is well."""
+        """The error that marked it down, or else the last probe's; None if the origin is well."""
         return self.down_error or self._trouble
 
     def succeeded(self) -> None:
@@ -61,13 +61,13 @@ class OriginHealth:
             self._asked_at = now
 
     def troubled(self, err: CacheFSError, now: float) -> None:
-        """Notes that a probe got no answer in time, or a refusal. It is shown; callers go on asking
-        the origin, whose own answers decide."""
+        """Notes that a probe timed out or was refused. Only the status shows it: callers still send
+        requests to the origin, and their results decide whether it is down."""
         self._trouble_since = self._trouble_since if self._trouble is not None else now
         self._trouble = err
 
     def status(self) -> dict[str, Any]:
-        """Returns plain values, of which `cachefs.core.health` takes what it needs."""
+        """Returns plain values for `cachefs.core.health`."""
         err = self.error
         since = self.down_since if err is self.down_error else self._trouble_since
         found = {
@@ -82,14 +82,14 @@ class OriginHealth:
         return found
 
     def may_probe(self, now: float) -> bool:
-        """True for the caller that should ask a down origin again now."""
+        """Returns True to the one caller that should probe a down origin now."""
         if not self._down or 0 <= now - self._asked_at < PROBE_EVERY_S:
             return False
         self._asked_at = now
         return True
 
     def warning(self, text: str, now: float) -> str:
-        """`text` when it should be logged now, "" when the last one is too recent."""
+        """Returns `text` if it should be logged now, "" if the last warning is too recent."""
         self.last_warning = self.current_warning = text
         if 0 < self._warned_at <= now < self._warned_at + WARN_EVERY_S:
             return ""

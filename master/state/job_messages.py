@@ -1,4 +1,4 @@
-"""Why a load job ended, or what it waits for, in one line. Pure."""
+"""One-line messages on why a load job ended, or what it waits for. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_OWNER: Final = (
 
 
 def waits_for_origin(url: str, cause: str) -> str:
-    """Returns what a job says while an origin of it does not answer."""
+    """Returns the message of a job while one of its origins does not reply."""
     return f"waits for {url} ({cause})"
 
 
@@ -28,7 +28,7 @@ def too_many(failures: int) -> str:
 
 
 def no_room(left_bytes: int, room: Room) -> str:
-    """A worker could take no more."""
+    """Returns the message for a worker that has no space left."""
     return (
         f"stopped before the rest was loaded, it does not fit: {format_size(left_bytes)} to go, "
         f"a worker's limit is {format_size(room.limit_bytes)}, of which "
@@ -38,7 +38,7 @@ def no_room(left_bytes: int, room: Room) -> str:
 
 
 def cannot_fit(needed_bytes: int, capacity_bytes: int, *, is_all: bool) -> str:
-    """What was counted so far is more than all caches hold."""
+    """Returns the message for a job that exceeds the capacity of all caches."""
     at_least = "" if is_all else "at least "
     return (
         f"stopped before it was loaded, it does not fit: it needs {at_least}"
@@ -47,7 +47,7 @@ def cannot_fit(needed_bytes: int, capacity_bytes: int, *, is_all: bool) -> str:
 
 
 def beyond_quota(needed_bytes: int, path: bytes, quota_bytes: int, *, is_all: bool) -> str:
-    """What was counted so far is more than a quota."""
+    """Returns the message for a job that exceeds a quota."""
     at_least = "" if is_all else "at least "
     return (
         f"stopped before it was loaded, it does not fit: it needs {at_least}"
@@ -57,7 +57,7 @@ def beyond_quota(needed_bytes: int, path: bytes, quota_bytes: int, *, is_all: bo
 
 
 def quota_full(left_bytes: int, full: FullQuota) -> str:
-    """Nothing of what is left can be cached."""
+    """Returns the message for a full quota under which no remaining file can be cached."""
     return (
         f"stopped before the rest was loaded, the quota of {shown(full.path)} is full:"
         f" {format_size(full.used_bytes)} of {format_size(full.quota_bytes)} are used,"

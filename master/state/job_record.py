@@ -1,7 +1,7 @@
-"""What outlives the master of a load job. Pure.
+"""The durable record of a load job. Pure.
 
-A job goes through its listing twice: to load, then to check. `fed` and `checked` are the watermarks
-of both, `counted` is where the walk is that counts ahead. Counts are of what the watermark passed.
+A job passes through its listing twice: to load, then to check. `fed` and `checked` are the two
+watermarks, `counted` is the position of the counting walk. Progress counts end at the watermark.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ KEY_FOR_S: Final = 24 * 3600.0
 
 
 class Also(msgspec.Struct, frozen=True, array_like=True):
-    """A job that turned out to be of the same paths as another one."""
+    """A job that turned out to have the same paths as another one."""
 
     job: int
     key: str
 
 
 class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`spec`: without its paths, which are in a table; `paths`: the first of them. `digest`: of the
-    paths, of those so far while `paths_open`. `base`: the deepest path that all of them lie at or
-    below. `round`: of failures; what an earlier one had is being forgotten. `again`: it failed for
-    want of room, and may go on. `matched`: did the path that is being counted select a file?
-    `also`: other jobs that this one stands for."""
+    """The durable state of one job. `spec` has no paths: they are in a table; `paths`: the first of
+    them. `digest`: of all paths recorded so far, complete unless `paths_open`. `base`: the deepest
+    path that contains them all. `round`: the current round of failures; earlier ones are being
+    removed. `again`: the job failed but can be resumed. `matched`: whether the path being counted
+    has selected a file. `also`: duplicate jobs that this one stands for."""
 
     job: int
     spec: JobSpec
@@ -71,13 +71,13 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     also: tuple[Also, ...] = ()
 
     def paths_left(self, watermark: Position) -> list[bytes]:
-        """All that is behind a watermark lies at or below these paths, one at least."""
+        """Returns one or more paths that contain every file beyond `watermark`."""
         is_known = not self.paths_open and self.path_count <= len(self.paths)
         left = [select(path).base for path in self.paths[watermark.index :]] if is_known else []
         return left or [self.base]
 
     def after(self, passed: Passed) -> dict[str, object]:
-        """What changes when the watermark of the present pass passed something."""
+        """Returns the fields that change when the current watermark moves past `passed`."""
         failed = len(passed.failures)
         values: dict[str, object] = {"files_failed": self.files_failed + failed}
         if self.feeding_done:
@@ -96,7 +96,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """To be made durable, together."""
+    """A record and failures that are made durable together."""
 
     record: JobRecord
     failures: list[JobFailure]
@@ -111,7 +111,7 @@ def encode_record(record: JobRecord) -> bytes:
 
 
 def decode_record(value: bytes) -> JobRecord:
-    """Raises BadConfig."""
+    """Returns the decoded record. Raises BadConfig."""
     try:
         return _decoder.decode(value)
     except msgspec.DecodeError as err:

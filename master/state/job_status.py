@@ -1,4 +1,4 @@
-"""A load job as people see it, from its record and what is done beyond the watermark. Pure."""
+"""The status of a load job, from its record and the progress beyond the watermark. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from master.state.job_record import JobRecord
 
 
 class Ahead(NamedTuple):
-    """Of this pass, beyond the watermark: files and bytes that are done, files that failed, and
-    files that were seen complete."""
+    """Progress of this pass beyond the watermark: files and bytes done, files that failed, and
+    files verified as complete."""
 
     files: int
     bytes: int
@@ -30,7 +30,7 @@ def show(
     rate_bytes_s: float,
     eta_s: float | None,
 ) -> JobStatus:
-    """`state`, `message`: of an end only what is durable is told."""
+    """Returns the status. The caller passes an end as `state` and `message` once it is durable."""
     files_done, bytes_done = record.files_done + ahead.files, record.bytes_done + ahead.bytes
     files_failed = record.files_failed + ahead.failed
     return JobStatus(

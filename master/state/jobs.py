@@ -1,9 +1,9 @@
-"""One load job: what its tasks, its walks and its operators tell it, and what is to be done. Pure.
+"""The state of one load job, changed by its tasks, walks and operators. Pure.
 
-The job feeds its listing through a window twice: files to be loaded, and, when all of them are
-settled, the same to be looked at (LOADING, VERIFYING). What is found missing then is brought once
-more. It has SUCCEEDED when every file was seen complete in the second pass. Nothing that it says
-goes out before `take` was made durable. Times are monotonic seconds, `wall_s` wall clock.
+The job feeds its listing through a window twice. The first pass (LOADING) loads the files. Once all
+of them are settled, the second (VERIFYING) checks them, and loads missing blocks again. The job has
+SUCCEEDED when the second pass found every file complete. An end is reported only once the write
+from `take` is durable. Times are monotonic seconds, `wall_s` wall clock.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from master.state.task_dispatcher import Order, TaskBatch
 from master.state.window import START, Part, Position, Slot, Window
 
 MAX_ATTEMPTS: Final = 3  # for one file, in one pass
-AGAIN_S: Final = 2.0  # before another try, times the tries so far
-WRITE_FILES: Final = 2048  # passed by the watermark: it is made durable
+AGAIN_S: Final = 2.0  # before a retry, times the tries so far
+WRITE_FILES: Final = 2048  # passed by the watermark before the record is written
 WRITE_S: Final = 1.0
 MISSING: Final = "missing"
 NO_SPACE: Final = NoSpace.code
@@ -47,7 +47,7 @@ _TRY_AGAIN: Final = frozenset(code for code, cls in BY_CODE.items() if cls.retry
 
 
 class Effects(msgspec.Struct):
-    """What is to be done: parts to be handed out, files whose origins are to be asked again."""
+    """The work for the caller: parts to hand out, and files to check at their origins again."""
 
     parts: list[Part] = []
     look: list[Slot] = []
@@ -59,7 +59,7 @@ class Job:
     def __init__(self, record: JobRecord, now: float) -> None:
         self._record = record
         self.window = Window()
-        self.pass_fed = False  # the walk of this pass is at its end
+        self.pass_fed = False  # the walk of this pass has ended
         self._began_s = now
         self._wrote_s = now
         self._timed = self.runs
@@ -71,7 +71,7 @@ class Job:
         self._refusals = QuotaExhaustion()
         self._pace: RateEstimator | None = RateEstimator(now, self._progress())
 
-    # ---- what it is ------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     @property
     def record(self) -> JobRecord:
@@ -83,12 +83,12 @@ class Job:
 
     @property
     def checks(self) -> bool:
-        """Is it in its second pass?"""
+        """True if the job is in its second pass."""
         return self._record.feeding_done
 
     @property
     def watermark(self) -> Position:
-        """Of this pass, as it is recorded."""
+        """The recorded watermark of the current pass."""
         return self._record.checked if self.checks else self._record.fed
 
     @property
@@ -118,7 +118,7 @@ class Job:
         )
 
     def note(self, path: bytes, err: CacheFSError) -> None:
-        """Something selected cannot be listed, or is not there: one failure."""
+        """Records a failure: a selected path is absent or cannot be listed."""
         self._failures.append(JobFailure(path, err.code, err.one_line()))
         self._set(
             files_found=self._record.files_found + 1, files_failed=self._record.files_failed + 1
@@ -130,8 +130,8 @@ class Job:
         self._turn()
 
     def has_room(self, capacity_bytes: int, owners: int) -> None:
-        """Ends the job as soon as it is known that it is more than all caches hold, of so many
-        workers that own blocks."""
+        """Fails the job once it is known to need more than `capacity_bytes`, the capacity of all
+        caches. `owners`: the number of workers that own blocks."""
         needed_bytes = self._needed_bytes(owners)
         if needed_bytes <= capacity_bytes:
             return
@@ -140,8 +140,8 @@ class Job:
         self._halt(JobState.FAILED, message, again=True)
 
     def keeps_to(self, quotas: Iterable[tuple[bytes, int]], owners: int) -> None:
-        """Ends the job as soon as it is known that it is more than one of these, (path, bytes),
-        below which all of it lies."""
+        """Fails the job once it is known to need more than one of `quotas`: (path, bytes), each at
+        or above all of its paths."""
         needed_bytes, is_all = self._needed_bytes(owners), self._record.counting_done
         for path, quota_bytes in quotas:
             if needed_bytes > quota_bytes and self.runs:
@@ -149,32 +149,32 @@ class Job:
                 self._halt(JobState.FAILED, message, again=True)
 
     def _needed_bytes(self, owners: int) -> int:
-        """In caches, with replicas: no more of them than there are workers."""
+        """Returns the cache space needed with replicas, at most one per worker."""
         return min(self._record.bytes_needed, self._record.bytes_found * max(1, owners))
 
     def broke(self, why: str) -> None:
-        """It cannot go on, for no reason of its own."""
+        """Fails a running job for a cause outside it; an operator can resume it."""
         if self.runs:
             self._halt(JobState.FAILED, why, again=True)
 
     # ---- the walk that feeds ---------------------------------------------------------------------
 
     def feed(self, files: Iterable[tuple[int, bytes, Origin]]) -> list[Part]:
-        """The next files of this pass. Their parts, to be handed out."""
+        """Adds the next files of this pass to the window; returns their parts, to be handed out."""
         load, parts, window = not self.checks, [], self.window
         for index, path, origin in files:
             parts += window.open(Slot(index, path, origin), load=load)
         return parts
 
     def fed(self) -> None:
-        """That were all of this pass."""
+        """Records that all files of this pass were fed."""
         self.pass_fed = True
         self._turn()
 
     # ---- tasks -----------------------------------------------------------------------------------
 
     def settle(self, pack: TaskBatch, told: TaskResult, now: float, worker: str = "") -> Effects:
-        """What became of a task."""
+        """Records the result of a task; returns the work that follows from it."""
         effects = Effects()
         self._set(bytes_fetched=self._record.bytes_fetched + max(0, told.fetched_bytes))
         failed = {failure.place: failure for failure in told.failures}
@@ -194,7 +194,7 @@ class Job:
         return effects
 
     def _full_quota(self, told: TaskResult, now: float, worker: str) -> FullQuota | None:
-        """The quota for which nothing of what is left can come."""
+        """Returns the full quota under which no remaining file can be cached, if any."""
         refused = [failure.quota for failure in told.failures if failure.quota is not None]
         for quota in refused:
             self._refusals.note(worker, quota, now)
@@ -202,7 +202,7 @@ class Job:
         return self._refusals.full(now, left) if refused else None
 
     def unowned(self, parts: Iterable[Part]) -> None:
-        """There are fewer workers than replicas are wanted: that is as good as it gets."""
+        """Counts parts without an owner as done: there are fewer workers than replicas."""
         for part in parts:
             if not part.is_void:
                 self.window.part_done(part)
@@ -210,11 +210,11 @@ class Job:
 
     def _part_failed(self, part: Part, failure: FileFailure, now: float, effects: Effects) -> None:
         slot, code = part.slot, failure.code
-        if not part.load:  # whatever it is, it was not seen complete
+        if not part.load:  # a failed check: load the block
             effects.parts.append(part.again())
         elif code in _LOOK_AGAIN and slot.attempts < MAX_ATTEMPTS:
             slot.attempts += 1
-            slot.round += 1  # what others still do for it is void
+            slot.round += 1  # parts that other workers have of it become void
             effects.look.append(slot)
         elif code in _TRY_AGAIN and part.tries < MAX_ATTEMPTS:
             self._later.put(now + AGAIN_S * part.tries, part.again())
@@ -223,8 +223,8 @@ class Job:
             self.window.fail(slot, code, failure.cause)
 
     def looked(self, slot: Slot, origin: Origin | None, err: CacheFSError | None) -> Effects:
-        """What the origin says of a file that was not as it was known: it is like this now, it is
-        gone (None), or that cannot be told."""
+        """Handles a new check of a changed file at its origin: `origin` is its current state; None
+        if the file was removed, or if the check failed with `err`."""
         effects = Effects()
         if not self.runs or slot.settled:
             return effects
@@ -237,7 +237,7 @@ class Job:
         return effects
 
     def tick(self, now: float) -> list[Part]:
-        """Time passes; call it about once a second. Parts that are due for another try."""
+        """Returns the parts that are due for a retry. The caller calls it about once a second."""
         if self._pace is None:
             self._pace = RateEstimator(now, self._progress())
         self._pace.note(now, self._progress())
@@ -246,21 +246,21 @@ class Job:
     # ---- operators -------------------------------------------------------------------------------
 
     def update(self, spec: JobSpec) -> None:
-        """Other settings for the same paths."""
+        """Replaces the settings of the job; its paths stay."""
         self._set(spec=msgspec.structs.replace(spec, paths=()))
         self._urgent = True
 
     def stands_for(self, job: int, key: str) -> None:
-        """Another job turned out to be of the same paths."""
+        """Records that another job turned out to have the same paths."""
         self._set(also=(*self._record.also, Also(job, key))[-MAX_ALSO:])
 
     def end_at_once(self, now: float) -> None:
-        """It is another job, as it turned out: nothing of it is wanted."""
+        """Stops a job that turned out to be a duplicate of another one."""
         if self.runs:
             self._stop(now)
 
     def add_paths(self, paths: Sequence[bytes], base: bytes, digest: bytes, *, last: bool) -> None:
-        """More of the list of paths is recorded."""
+        """Appends paths to the job; `last`: the list is complete."""
         record = self._record
         self._set(
             path_count=record.path_count + len(paths),
@@ -272,7 +272,7 @@ class Job:
         self._urgent = True
 
     def control(self, action: str, now: float, wall_s: float) -> None:
-        """Raises InUse, BadConfig; nothing is changed then."""
+        """Applies an operator's action. Raises InUse or BadConfig, and then changes nothing."""
         record = self._record
         if action == "stop":
             self._stop(now)
@@ -310,12 +310,12 @@ class Job:
         if record.state is not JobState.STOPPED and not record.again:
             raise InUse(f"job {record.job} has ended", remedy="retry it")
         if record.again and record.files_failed:
-            return self._retry(now)  # what was refused comes, too, where there is room now
+            return self._retry(now)  # refused files are tried again: there may be room now
         self._go_on(now)
 
     def _retry(self, now: float) -> None:
-        """Everything is looked at again, what is missing is brought; earlier failures are no more.
-        What was not fed yet is fed first."""
+        """Checks all files again, loads missing ones, and drops earlier failures. Files that were
+        not fed yet are fed first."""
         self._failures = []
         self._set(
             round=self._record.round + 1,
@@ -342,7 +342,7 @@ class Job:
     # ---- durable ---------------------------------------------------------------------------------
 
     def take(self, now: float, wall_s: float) -> Write | None:
-        """What is to be made durable now (None: nothing yet): `wrote` follows, or `not_written`."""
+        """Returns the write due now, or None. The caller reports `wrote` or `not_written`."""
         due = self._changed and now - self._wrote_s >= WRITE_S
         if not (due or self._urgent):
             return None
@@ -355,17 +355,17 @@ class Job:
         return Write(self._record, failures)
 
     def wrote(self, write: Write) -> bool:
-        """Has the job ended with this?"""
+        """Records a durable write; returns whether the job ended with it."""
         had_ended, self._durable = self._durable.state.has_ended, write.record
         return write.record.state.has_ended and not had_ended
 
     def hurry(self) -> None:
-        """What changed is to be durable at once."""
+        """Makes the next `take` return any change at once."""
         self._urgent |= self._changed
 
     @property
     def is_durable(self) -> bool:
-        """Is what the job is now recorded?"""
+        """True if the current state of the job is durable."""
         return not self._changed and self._durable is self._record
 
     def not_written(self, write: Write) -> None:
@@ -373,8 +373,8 @@ class Job:
         self._urgent = True
 
     def shown(self, now: float, waits_for: str = "") -> JobStatus:
-        """For people. An end that is not durable yet is not told. `waits_for`: why nothing can be
-        done for it, while it runs."""
+        """Returns the status for operators, without an end that is not durable yet. `waits_for`:
+        why a running job makes no progress."""
         record, state = self._record, self._record.state
         message = waits_for if self.runs else record.message
         if state.has_ended and not self._durable.state.has_ended:
@@ -410,7 +410,7 @@ class Job:
         self._turn()
 
     def _turn(self) -> None:
-        """Is a pass over?"""
+        """Ends the current pass if all of its files are settled."""
         record = self._record
         if not (self.runs and self.pass_fed and record.counting_done) or len(self.window):
             return
@@ -444,7 +444,7 @@ class Job:
         self._empty()
 
     def _empty(self) -> None:
-        """What is under way is given up; it begins again behind the watermark."""
+        """Drops all files in flight; they are fed again from the watermark."""
         self.window.close()
         self.window = Window()
         self.pass_fed = False
@@ -473,7 +473,7 @@ class Job:
         return Ahead(window.ahead_files, window.ahead_bytes, window.ahead_failed, 0)
 
     def _progress(self) -> tuple[int, int]:
-        """Bytes and files of this pass."""
+        """Returns bytes and files done in this pass."""
         record, window = self._record, self.window
         if self.checks:
             return record.bytes_verified + window.ahead_bytes, (
@@ -487,7 +487,7 @@ class Job:
         return round(self._pace.rates(now, self._progress())[0], 1)
 
     def _eta_s(self, now: float) -> float | None:
-        """Of the present pass."""
+        """Returns the remaining seconds of the current pass; None if unknown."""
         record = self._record
         if self._pace is None or not (self.runs and record.counting_done):
             return None

@@ -1,8 +1,8 @@
-"""When a lookup asks for one name and when for the whole directory. Pure.
+"""The choice between a `stat` of one name and a listing of its directory. Pure.
 
-Two unknown names in a directory are worth a `stat` each; a third within the window means that
-somebody walks it, and one listing then answers all. A directory that refused to be listed is left
-alone for a window.
+The first two unknown names of a directory within a window take a `stat` each. A third one suggests
+that a client walks the directory, so one listing serves it and all later lookups. After a listing
+was refused, the directory is not listed until the window ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 STATS_BEFORE_LISTING: Final = 2
-WINDOW_S: Final = 60.0  # where the interval itself is no window (-1), and at most
+WINDOW_S: Final = 60.0  # at most; also where the sync interval is -1
 MAX_DIRECTORIES: Final = 10_000
 
 
@@ -30,7 +30,7 @@ class LookupPolicy:
         self._windows: OrderedDict[int, _Window] = OrderedDict()
 
     def wants_listing(self, directory: int, interval_s: float, now: float) -> bool:
-        """Decides for one lookup of an unknown name, and counts it."""
+        """Returns whether a lookup of an unknown name should list; counts a `stat` otherwise."""
         if interval_s == 0:
             return False
         window = self._window(directory, interval_s, now)
@@ -40,7 +40,7 @@ class LookupPolicy:
         return True
 
     def listing_refused(self, directory: int, interval_s: float, now: float) -> None:
-        """A listing failed: answer by stats until the window ends."""
+        """Records a failed listing: lookups use `stat` until the window ends."""
         self._window(directory, interval_s, now).refused = True
 
     def _window(self, directory: int, interval_s: float, now: float) -> _Window:

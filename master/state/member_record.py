@@ -1,4 +1,4 @@
-"""What of the membership outlives the master, and how it is stored. Pure.
+"""The durable record of the membership, and its encoding. Pure.
 
 MEMBERS      b"members"   -> msgpack map `Record`
 """
@@ -30,7 +30,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What outlives the master: owning workers, epoch, and the members of the last settled one."""
+    """The durable state: owning workers, epoch, and the members of the last settled epoch."""
 
     epoch: int = 0
     version: int = 0
@@ -48,7 +48,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(value: bytes) -> Record:
-    """Raises BadConfig."""
+    """Returns the decoded record. Raises BadConfig."""
     try:
         return _decoder.decode(value)
     except msgspec.DecodeError as err:

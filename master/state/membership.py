@@ -1,18 +1,17 @@
-"""Membership: which workers there are, and the epochs of who owns what. Pure.
+"""The workers of a namespace, and the epochs of their block ownership. Pure.
 
-`handle(event, now)` decides, the shell acts: where `Outcome.save`, the record is made durable
-before any answer with a view of it goes out, so that one epoch never has two placements, whatever
-crashes.
+`handle(event, now)` decides, the caller acts. If `Outcome.save` is set, the caller makes the record
+durable before it sends a reply with the new view. So one epoch never has two placements, even after
+a crash.
 
-A worker is serving, draining (owns nothing, hands over), drained (has handed over) or lost (silent
-for `lost_after_s`). Where all are silent, the master is the one that is cut off: they are shown as
-lost, and their blocks stay theirs until one is heard and the others are not.
+A worker is serving, draining (owns nothing, moves its blocks away), drained (has moved them) or
+lost (silent for `lost_after_s`). If all workers are silent, the master assumes that it is cut off
+itself. It then shows them as lost, but they own their blocks until only some of them send again.
 
-The members of a view are the serving workers with a weight. A change of who owns what is the next
-epoch; its `before` are the members of the last settled epoch that still live, until every worker
-that has blocks to move says `settled`. `View.version` rises at every change of the view, also when
-only a URL or `before` changed. Times are monotonic seconds. What is kept of it:
-`master.state.member_record`.
+The members of a view are the serving workers with a weight. Each change of ownership starts a new
+epoch. Its `before` are the live members of the last settled epoch, until every worker that has
+blocks to move reports `settled`. `View.version` rises at every change of the view, also of a URL
+or `before` alone. Times are monotonic seconds. `master.state.member_record` is the durable part.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from cachefs.core.placement import Member, View
 from master.state.member_record import Kept, Record
 
 TICK_S: Final = 1.0
-ABSENT_AFTER_S: Final = 3.0  # a tick that late: this process stood still, nobody else was silent
+ABSENT_AFTER_S: Final = 3.0  # after a tick that late, this process was suspended, not the workers
 FORGET_LOST_S: Final = 7 * 86400.0
 MAX_WORKERS: Final = 10_000
 MOST_BETWEEN: Final = 3  # see `View.between`
 MOST_TEXT: Final = 300
-MOST_AHEAD: Final = 1 << 40  # epochs, of a worker that knows a later state of the store
+MOST_AHEAD: Final = 1 << 40  # epochs that a worker may be ahead of a store that was set back
 
 
 class State(enum.StrEnum):
-    """What a worker is to the others."""
+    """The state of a worker."""
 
     SERVING = "serving"
     DRAINING = "draining"
@@ -59,16 +58,16 @@ class State(enum.StrEnum):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time passes; sent every `TICK_S`."""
+    """A clock event; the master sends one every `TICK_S`."""
 
 
 Event = Register | Heartbeat | Leave | Drain | RemoveWorker | Tick
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What an event led to. `answer`: View to Register, Beaten to Heartbeat, else Done. `save`: the
-    record changed; `changed`: the view did. `set_back`: a worker knows a later state of the store.
-    `notes`: lines for the log."""
+    """The result of an event. `answer`: View to Register, Beaten to Heartbeat, else Done. `save`:
+    the record changed; `changed`: the view changed. `set_back`: a worker knows a later epoch than
+    the store. `notes`: lines for the log."""
 
     answer: View | Beaten | Done
     save: bool = False
@@ -89,7 +88,7 @@ class _Worker:
         self.draining = False
         self.drained_from = 0  # the epoch that took its blocks away
         self.lost = False
-        self.told = -1  # version of the last view that it was sent
+        self.told = -1  # version of the last view sent to it
 
     @property
     def owns(self) -> bool:
@@ -109,8 +108,8 @@ class _Worker:
 
 
 class Membership:
-    """The workers of one namespace. `record`: as the last master left it; its workers count as
-    serving until `lost_after_s` from `now` passed without a heartbeat."""
+    """The workers of one namespace. `record`: from the last master. Its workers keep their state;
+    they are lost after `lost_after_s` from `now` without a heartbeat."""
 
     def __init__(
         self, now: float, record: Record | None = None, lost_after_s: float = LOST_AFTER_S
@@ -123,7 +122,7 @@ class Membership:
         self._settled = record.settled  # members of the last settled epoch that still live
         self._unsettled: set[str] = set()
         self._between = record.between
-        self._judges_from = now + self._lost_after_s  # nobody is lost before
+        self._judges_from = now + self._lost_after_s  # no worker is lost before
         self._ticked_at = now
         self._hears_nobody = False
         self._await_settling()
@@ -134,14 +133,16 @@ class Membership:
         return self._view
 
     def record(self) -> Record:
-        """Mounts' own workers (weight 0) are not kept: they register again."""
+        """Returns the durable record. A mount's own worker (weight 0) registers again, so it is
+        included only if it is a member of an earlier epoch."""
         old = {one.id for members in (self._settled, *self._between) for one in members}
         kept = (w for w in self._workers.values() if w.info.weight > 0 or w.info.worker in old)
         workers = tuple(map(_kept, kept))
         return Record(self._epoch, self._version, self._settled, workers, self._between)
 
     def handle(self, event: Event, now: float) -> Outcome:
-        """Raises NotFound, InUse, BadConfig, ProtocolError, Throttled; nothing has changed then."""
+        """Applies an event. Raises NotFound, InUse, BadConfig, ProtocolError or Throttled, and
+        then changes nothing."""
         return _HANDLERS[type(event)](self, event, now)
 
     # ---- a worker's life -------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class Membership:
         return Outcome(self._view, save, changed, tuple(notes), set_back)
 
     def _displace(self, new: _Worker) -> Iterator[str]:
-        """Whoever had this address before (its tier was emptied: it has a new id) is gone."""
+        """Marks earlier workers at the same address as lost (an emptied tier has a new id)."""
         for other in self._workers.values():
             if other is new or other.lost or _place(other.info) != _place(new.info):
                 continue
@@ -195,25 +196,25 @@ class Membership:
         return (worker.told if beat.version < 0 else beat.version) != self._version
 
     def _settles(self, beat: Heartbeat) -> bool:
-        """True when this was the last one to say so."""
+        """Records a settled worker; returns whether the view changed: it was the last one."""
         if beat.settled < self._epoch or beat.epoch != self._epoch:
             return False
         self._unsettled.discard(beat.worker)
         return not self._unsettled and self._refresh()
 
     def _is_behind(self, epoch: int) -> bool:
-        """Does a worker know a later epoch than the store? The store is an earlier state then."""
+        """Returns whether a worker knows a later epoch than the store, which was set back then."""
         return self._epoch < epoch <= self._epoch + MOST_AHEAD
 
     def _overtake(self, epoch: int, version: int = -1) -> bool:
-        """The store was set back to an earlier state: epochs go on above those that were used."""
+        """Continues with epochs above those in use, after the store was set back."""
         self._epoch = epoch + 1
         self._version = max(self._version, version)
         self._await_settling()
         return self._refresh()
 
     def _leave(self, event: Leave, now: float) -> Outcome:
-        """A drain outlasts the worker's end: a restart does not undo it."""
+        """Removes a worker, but keeps a draining one as lost: a restart does not undo the drain."""
         worker = self._workers.get(event.worker)
         if worker is None:
             return Outcome(Done())
@@ -224,7 +225,7 @@ class Membership:
         return self._done(worker, "left")
 
     def _heard(self, now: float) -> None:
-        """After a time without anybody, the others have all of their time to be heard, too."""
+        """Ends a time in which all workers were silent; the others get the full timeout again."""
         if self._hears_nobody:
             self._hears_nobody = False
             self._judges_from = now + self._lost_after_s
@@ -252,7 +253,7 @@ class Membership:
         return Outcome(Done(), save, changed, tuple(notes))
 
     def _lose(self, worker: _Worker, now: float) -> str:
-        """A silent worker is lost, and forgotten after a week; a mount's own one at once."""
+        """Marks a silent worker as lost; removes it after a week, a mount's own worker at once."""
         id = worker.info.worker
         if worker.info.weight == 0:
             del self._workers[id]
@@ -290,7 +291,7 @@ class Membership:
         return self._done(worker, "is removed")
 
     def _named(self, name: str) -> _Worker:
-        """By id, host:port, or a start of one id alone. Raises NotFound, BadConfig."""
+        """Finds a worker by id, host:port or unique id prefix. Raises NotFound, BadConfig."""
         exact = self._workers.get(name)
         if exact is not None:
             return exact
@@ -304,16 +305,16 @@ class Membership:
         return found[0]
 
     def _state(self, worker: _Worker) -> State:
-        """As people see it."""
+        """Returns the state that operators see."""
         return State.LOST if self._hears_nobody else worker.state
 
     def rows(self, now: float) -> list[WorkerRow]:
-        """For people, by URL."""
+        """Returns the rows of all workers, by host and URL."""
         workers = sorted(self._workers.values(), key=lambda w: (w.info.host, w.info.url))
         return [_row(worker, self._state(worker), now) for worker in workers]
 
     def counts(self) -> dict[str, int]:
-        """Workers in each state; all states are there."""
+        """Returns the number of workers in every state, zeros included."""
         counts = dict.fromkeys(map(str, State), 0)
         for worker in self._workers.values():
             counts[self._state(worker).value] += 1
@@ -327,7 +328,7 @@ class Membership:
         return Outcome(Done(), save, changed, (f"{_shown(worker.info)} {what}",))
 
     def _refresh(self) -> bool:
-        """Makes the view what the workers are now; False where it was that already."""
+        """Updates the view from the workers; returns whether it changed."""
         self._settled = tuple(self._living(self._settled))
         members = self._members()
         moved = _shares(members) != _shares(self._view.members)
@@ -344,7 +345,7 @@ class Membership:
         return True
 
     def _await_settling(self, *, forget: bool = True) -> None:
-        """Who still has blocks to move in this epoch; `forget`: what was said of another one."""
+        """Updates the set of workers with blocks to move in this epoch; `forget`: waits for all."""
         members = self._members()
         waited_for = {m.id for m in (*members, *self._settled)}
         self._unsettled = waited_for if forget else self._unsettled & waited_for
@@ -353,7 +354,7 @@ class Membership:
             self._unsettled, self._between = set(), ()
 
     def _living(self, members: Iterable[Member]) -> Iterator[Member]:
-        """Those that can still be asked, where they are now, with the weights that they had."""
+        """Yields the members that are not lost, with current addresses and their old weights."""
         for member in members:
             worker = self._workers.get(member.id)
             if worker is not None and not worker.lost:
@@ -370,7 +371,7 @@ class Membership:
         return View(self._epoch, members, before, self._version, between)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError; for tests and the simulator."""
+        """Checks the invariants, for tests and the simulator. Raises AssertionError."""
         view, alive = self._view, {w.info.worker for w in self._workers.values() if not w.lost}
         assert {m.id for m in (*view.members, *view.before)} <= alive, (
             "a lost member is in the view"
@@ -381,7 +382,7 @@ class Membership:
 
 
 def _shares(members: tuple[Member, ...]) -> list[tuple[str, float]]:
-    """What placement depends on."""
+    """Returns the part of the members on which placement depends."""
     return sorted((member.id, member.weight) for member in members)
 
 
@@ -393,7 +394,7 @@ def _check(event: Register) -> None:
         )
     if not event.worker or not 0 <= event.weight < math.inf:
         raise BadConfig("a worker registers with an id, a URL and a weight of 0 or more")
-    # Every worker gets what is said here, in every view.
+    # Every view carries these texts to every worker.
     if max(map(len, (event.worker, event.url, event.host, event.version))) > MOST_TEXT:
         raise BadConfig(f"a worker's id, URL and host have at most {MOST_TEXT} characters")
     if not event.url.startswith(("http://", "https://")) or not _address(event.url):
@@ -441,7 +442,7 @@ def _row(worker: _Worker, state: State, now: float) -> WorkerRow:
 
 
 def _place(info: Register) -> tuple[str, str]:
-    """A loopback address is each machine's own."""
+    """Returns the key of an address; a loopback address is unique only with its host."""
     return info.host, info.url
 
 

@@ -1,10 +1,10 @@
-"""What an ordered listing means for the stored names of a directory. Pure.
+"""The merge of an ordered listing into the stored names of a directory. Pure.
 
-`Pages` cuts a listing into batches: each covers the range (after, upto] of order keys and says what
-is there now; the whole range is decided, with one exception. A directory wins over a file of the
-same name, and `a/` sorts behind `a`, `a!` and `a.txt`, so a file that is a prefix of the last key
-seen waits until its directory can no longer come. At most 255 files wait (a name has no more
-prefixes). `plan` compares a batch with what is stored.
+`Pages` cuts a listing into batches: each covers the range (after, upto] of order keys and holds its
+current entries. All names in the range are decided, with one exception. A directory hides a file of
+the same name, and `a/` sorts behind `a`, `a!` and `a.txt`. So a file that is a prefix of the last
+key waits until its directory can no longer follow. At most 255 files wait (a name has no more
+prefixes). `plan` compares a batch with the stored names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from master.state.records import Stored, name_of
 
 
 class Action(enum.Enum):
-    """What happens to a name."""
+    """The kind of change to a name."""
 
     INSERT = "insert"
     UPDATE = "update"  # same bytes, other attributes: the ino stays
@@ -54,7 +54,7 @@ class Batch(msgspec.Struct, frozen=True):
         return self.upto is None
 
     def rest(self, after: bytes) -> Batch:
-        """What remains when the range up to `after` was merged."""
+        """Returns the part of the batch that remains once the range up to `after` is merged."""
         entries = [item for item in self.entries if item[0] > after]
         return Batch(after, self.upto, entries, self.waiting, safe_below=self.safe_below)
 
@@ -63,14 +63,14 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Pages:
-    """One ordered listing under way."""
+    """One ordered listing in progress."""
 
     def __init__(self) -> None:
         self._after = b""
         self._waiting: list[Entry] = []
 
     def add(self, entries: Iterable[Entry], hidden: int = 0) -> Batch:
-        """The next page as a batch. Raises OriginError when it goes back in the order."""
+        """Returns the next page as a batch. Raises OriginError if the page is out of order."""
         keyed = sorted(
             [(order_key(e.name, e.fingerprint.kind is Kind.DIRECTORY), e) for e in entries],
             key=_first,
@@ -96,12 +96,12 @@ class Pages:
         )
 
     def end(self) -> Batch:
-        """The batch that ends the listing."""
+        """Returns the batch that ends the listing."""
         late, self._waiting = self._waiting, []
         return Batch(self._after, None, late=late, safe_below=None)
 
     def _settle(self, directories: set[bytes], upto: bytes) -> tuple[list[Entry], list[bytes]]:
-        """Decides files that waited: (files after all, names of those a directory hides)."""
+        """Decides waiting files; returns (files to keep, names of files hidden by a directory)."""
         late = []
         dropped = []
         still = []
@@ -118,7 +118,7 @@ class Pages:
     def _decide(
         self, keyed: list[tuple[bytes, Entry]], directories: set[bytes], upto: bytes
     ) -> tuple[list[tuple[bytes, Entry]], int]:
-        """The decided entries of a page, and how many of its files a directory hides."""
+        """Returns the decided entries of a page, and the count of files hidden by directories."""
         decided = []
         clashes = 0
         for item in keyed:
@@ -146,7 +146,7 @@ def _first(item: tuple[bytes, Entry]) -> bytes:
 
 
 def compare(inode: Inode, entry: Entry) -> Action | None:
-    """What the origin's entry means for the inode of the same order key; None: nothing changed."""
+    """Returns the change from `inode` to the origin's `entry` of the same key; None: no change."""
     new = entry.fingerprint
     if inode.kind is not new.kind:
         return Action.REPLACE
@@ -175,7 +175,7 @@ def inode_of(entry: Entry, ino: int, nonce: int, version: int = 0) -> Inode:
 
 
 def is_newer(stored: Stored, asked_at: float, now: float) -> bool:
-    """Did somebody see this name at the origin after the listing at hand began?"""
+    """Returns whether this name was checked at the origin after the listing began (`asked_at`)."""
     return asked_at < stored.checked_at <= now
 
 
@@ -186,8 +186,8 @@ def plan(
     asked_at: float,
     now: float,
 ) -> list[Change]:
-    """The changes of a range that holds `stored` and should hold `entries`. What was checked after
-    `asked_at`, the listing's begin, is newer than the listing and stays as it is."""
+    """Returns the changes that turn a range of `stored` names into `entries`. A name checked after
+    `asked_at`, the start of the listing, is newer than the listing and stays unchanged."""
     left = dict(stored)
     changes = []
     for key, entry in entries:
@@ -208,12 +208,12 @@ def plan(
 
 
 def _hidden_by(change: Change, newer: set[bytes]) -> bool:
-    """A file that the listing still shows where a directory of its name was seen since."""
+    """Returns whether a newer directory has the name of the file that `change` inserts."""
     return change.action is Action.INSERT and change.key + b"/" in newer
 
 
 def keys_of(name: bytes) -> tuple[bytes, bytes]:
-    """The order keys under which a name may be stored: as a directory, as a file."""
+    """Returns the order keys under which a name may be stored: as a directory, as a file."""
     return order_key(name, True), name
 
 

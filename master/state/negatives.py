@@ -1,4 +1,4 @@
-"""Names that the origin said do not exist, in directories that were not listed. Pure, bounded."""
+"""Names that the origin reported absent, in directories that were not listed. Pure, bounded."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ MAX_NAMES: Final = 100_000
 
 
 class Negatives:
-    """(parent ino, name) -> when the origin said so (wall s)."""
+    """A bounded map: (parent ino, name) -> when the origin reported the name absent (wall s)."""
 
     def __init__(self) -> None:
         self._by_parent: OrderedDict[int, OrderedDict[bytes, float]] = OrderedDict()
         self._count = 0
 
     def checked_at(self, parent: int, name: bytes) -> float:
-        """0.0 when nothing is remembered."""
+        """Returns when the origin reported the name absent; 0.0 for a name not remembered."""
         names = self._by_parent.get(parent)
         return names.get(name, 0.0) if names else 0.0
 
     def add(self, parent: int, name: bytes, now: float) -> None:
-        """Remembers a name; the oldest of the longest unused directory makes room."""
+        """Remembers a name; evicts the oldest name of the least recently used directory if full."""
         self.discard(parent, name)
         self._by_parent.setdefault(parent, OrderedDict())[name] = now
         self._by_parent.move_to_end(parent)
@@ -39,7 +39,7 @@ class Negatives:
             del self._by_parent[parent]
 
     def names(self, parent: int) -> frozenset[bytes]:
-        """All names remembered below `parent`: who creates one of them must say so."""
+        """Returns all names remembered below `parent`; a listing that adds one announces it."""
         return frozenset(self._by_parent.get(parent, ()))
 
     def forget(self, parent: int) -> None:

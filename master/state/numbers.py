@@ -1,11 +1,10 @@
-"""Which inode numbers a start of a store gives. Pure.
+"""The first inode number that a store assigns after a start. Pure.
 
-A store can be an earlier state of itself: a restored backup, a snapshot of a machine. The numbers
-that were given after that state was taken are in use at clients and in caches, and the store does
-not know them. So each start leaves numbers out: it begins at the time of the start, with room for
-32,768 numbers a second, and at least 2^20 above the last number that the store knows. Two starts of
-one state begin at different numbers, wherever the clock does not go backwards. Where it does, the
-nonce of a content still tells the two apart.
+A store can be restored to an earlier state, from a backup or a machine snapshot. Clients and caches
+still use numbers that were assigned after that state, and the store does not know them. So each
+start skips numbers: the first one is derived from the start time, 32,768 numbers a second, and is
+at least 2^20 above the last known number. Two starts from one state begin at different numbers
+unless the clock moves backwards. If it does, the nonce of a content still differs.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from cachefs.core.model import MAX_INO
 
 SKIPPED: Final = 1 << 20
 BITS_OF_A_SECOND: Final = 15
-LAST_SECOND: Final = 1 << 32  # a clock beyond that (the year 2106) is wrong, and not followed
+LAST_SECOND: Final = 1 << 32  # a clock beyond that (the year 2106) is wrong and is ignored
 
 
 def skipped(next_ino: int) -> int:
-    """The next number after a jump; the same where too few are left to leave any out."""
+    """Returns the next number after a skip; unchanged where too few numbers are left."""
     return next_ino + SKIPPED if next_ino + SKIPPED <= MAX_INO else next_ino
 
 
 def first_of_start(next_ino: int, now_s: float) -> int:
-    """The first number that a start at wall time `now_s` gives."""
+    """Returns the first number that a store started at wall time `now_s` assigns."""
     by_time = int(now_s) << BITS_OF_A_SECOND if 0 <= now_s < LAST_SECOND else 0
     return max(skipped(next_ino), by_time)

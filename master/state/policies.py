@@ -1,7 +1,7 @@
-"""The policies of a namespace as the master decides with them: by path, in memory. Pure.
+"""The policies of a namespace by path, in memory, with which the master decides. Pure.
 
-A content is protected by the path at which it is now: one that was replaced or is gone there is
-not. Whoever makes a path protected waits out the permissions that were given before.
+A policy protects the content that is at its path now, not one that was replaced or removed there.
+The caller that makes a path protected waits until earlier eviction permissions have expired.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_GIVEN: Final = 10_000
 
 
 class PolicyTable:
-    """Policies by path. `version` grows with every change that concerns what is cached already."""
+    """Policies by path. `version` rises with every change that concerns cached contents."""
 
     def __init__(self, policies: dict[bytes, Policy] | None = None) -> None:
         self._policies = dict(policies or {})
@@ -42,7 +42,7 @@ class PolicyTable:
         return len(self._policies)
 
     def put(self, path: bytes, policy: Policy) -> None:
-        """One that says nothing goes."""
+        """Sets the policy of a path; removes it when `policy` has no settings."""
         self.version += self.concerns_cached(path, policy)
         if policy.says_nothing:
             self._policies.pop(path, None)
@@ -51,8 +51,8 @@ class PolicyTable:
         self._changed()
 
     def concerns_cached(self, path: bytes, policy: Policy) -> bool:
-        """Would this give what is cached other times to live, quotas, owners, or another way out? A
-        pin takes what it pins out of all times to live."""
+        """Returns whether `policy` changes the TTL, quota, replicas, local copy or eviction of
+        cached contents. A pin exempts contents from TTLs, so it counts if any policy has one."""
         old = self.at(path)
         if any(getattr(old, name) != getattr(policy, name) for name in OF_CACHED):
             return True
@@ -66,15 +66,15 @@ class PolicyTable:
         self._parents = frozenset(path.rpartition(b"/")[0] for path in self._policies if path)
 
     def differs_in(self, directory: bytes) -> bool:
-        """Does a name in this directory have a policy of its own?"""
+        """Returns whether a direct child of `directory` has a policy."""
         return directory in self._parents
 
     def at(self, path: bytes) -> Policy:
-        """What is said at this very path."""
+        """Returns the policy set at exactly this path; an empty one when none is set."""
         return self._policies.get(path, Policy())
 
     def below(self, path: bytes) -> Chain:
-        """What is said at paths below this one, in their order."""
+        """Returns the policies set at paths below this one, sorted by path."""
         head = path + b"/" if path else b""
         found = [
             item for item in self._policies.items() if item[0].startswith(head) and item[0] != path
@@ -82,13 +82,13 @@ class PolicyTable:
         return sorted(found, key=lambda item: item[0])
 
     def nearest(self, path: bytes) -> bytes | None:
-        """The innermost path with a policy, at or above this one."""
+        """Returns the innermost path with a policy, at or above this one."""
         if not self._policies:
             return None
         return next((one for one in above(path) if one in self._policies), None)
 
     def effective(self, path: bytes) -> EffectivePolicy:
-        """What holds at a path; the same for all that have the same nearest policy."""
+        """Returns the policy in force at a path; paths with the same nearest policy share it."""
         nearest = self.nearest(path)
         if nearest is None:
             return NOTHING_SAID
@@ -117,7 +117,7 @@ class PolicyTable:
 
     @property
     def pins(self) -> bool:
-        """Is anything pinned at all?"""
+        """True if any policy pins its path."""
         return any(policy.pin for policy in self._policies.values())
 
 
@@ -126,11 +126,11 @@ assert NOTHING_SAID.policy == DEFAULTS
 
 
 class PermissionWindow:
-    """Which contents were allowed to be evicted of late, and when. Times are a monotonic clock's,
-    in seconds. Bounded: what is forgotten too early counts for everything."""
+    """The contents for which eviction was permitted recently, with the times. Monotonic seconds.
+    Bounded: a permission that is dropped before it expires counts for every content."""
 
     def __init__(self, unknown_at_s: float = float("-inf")) -> None:
-        """`unknown_at_s`: until when a master before this one may have given permissions."""
+        """`unknown_at_s`: the last time at which an earlier master may have given permissions."""
         self._unknown_at_s = unknown_at_s
         self._given: deque[tuple[float, ContentId]] = deque()
 
@@ -143,8 +143,8 @@ class PermissionWindow:
             self._unknown_at_s = max(self._unknown_at_s, self._given.popleft()[0])
 
     def left_s(self, now_s: float, concerns: Callable[[ContentId], bool]) -> float:
-        """For how long a permission may still be used that was given so far, for a content that
-        this concerns."""
+        """Returns for how many seconds a worker may still use an earlier permission for a content
+        that `concerns` accepts."""
         last_s = self._unknown_at_s
         for given_at_s, content in reversed(self._given):
             if given_at_s <= last_s or given_at_s + PERMISSION_WINDOW_S <= now_s:

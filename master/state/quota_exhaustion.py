@@ -1,8 +1,8 @@
-"""Quotas that refused files of a load job: is one of them full on all workers? Pure.
+"""The quotas that refused files of a load job, and whether one is full on all workers. Pure.
 
-Each worker has a share of a quota. Files that are larger than what is left of it fail one by one;
-when next to nothing is left anywhere, and all that is to be loaded lies below it, nothing can come
-any more. Times are monotonic seconds.
+Each worker has a share of a quota. Files larger than the rest of the share fail one by one. Once
+almost nothing is left on any worker, and all remaining paths lie below the quota, no further file
+can be loaded. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from cachefs.core.jobs import FullQuota
 from cachefs.core.policies import above
 
-LEFT: Final = 1 / 64  # of a quota that is full
-FOR_S: Final = 60.0  # what a worker said of a quota is believed
+LEFT: Final = 1 / 64  # free fraction at or below which a quota counts as full
+FOR_S: Final = 60.0  # validity of a worker's report
 
 
 class QuotaExhaustion:
-    """Of one job, by quota and worker."""
+    """The refusals of one job, by quota and worker."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, dict[str, tuple[float, FullQuota]]] = {}
@@ -26,11 +26,11 @@ class QuotaExhaustion:
     def note(self, worker: str, full: FullQuota, now: float) -> None:
         said = self._said.setdefault(full.path, {})
         if any(one.quota_bytes != full.quota_bytes for _, one in said.values()):
-            said.clear()  # there is another quota now
+            said.clear()  # the quota was changed
         said[worker] = now, full
 
     def full(self, now: float, left: Sequence[bytes]) -> FullQuota | None:
-        """A quota that is full, above all paths that are left; in figures of all workers."""
+        """Returns a full quota that covers all paths in `left`, with totals over all workers."""
         for path, said in self._said.items():
             fresh = [one for at_s, one in said.values() if at_s + FOR_S > now]
             limit_bytes = sum(one.limit_bytes for one in fresh)

@@ -1,4 +1,4 @@
-"""How fast a load job goes, and how long it will take: of the last seconds. Pure."""
+"""The rate of a load job and its remaining time, from the last seconds. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RateEstimator:
             self._samples.popleft()
 
     def rates(self, now: float, progress: Progress) -> tuple[float, float]:
-        """Bytes and files a second."""
+        """Returns bytes and files per second."""
         at_s, before = self._samples[0]
         took_s = now - at_s
         if took_s <= 0:
@@ -33,8 +33,8 @@ class RateEstimator:
         return size, files
 
     def eta_s(self, now: float, progress: Progress, goal: Progress) -> float | None:
-        """By whichever of bytes and files takes longer; None while something is left and nothing
-        of its kind was done."""
+        """Returns the longer of the estimates by bytes and by files; None while one of them has
+        work left and no progress."""
         spans = [0.0]
         for end, at, rate in zip(goal, progress, self.rates(now, progress), strict=True):
             if end > at and not rate:

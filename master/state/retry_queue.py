@@ -1,4 +1,4 @@
-"""Parts of files that failed, and wait for another try. Pure; times are monotonic seconds."""
+"""A queue of failed parts that wait for a retry. Pure; times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from master.state.window import Part
 
 
 class RetryQueue:
-    """Of one job; there are no more than its window has."""
+    """The waiting parts of one job, bounded by its window."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[float, int, Part]] = []
@@ -19,7 +19,7 @@ class RetryQueue:
         heapq.heappush(self._parts, (due_s, self._count, part))
 
     def due(self, now: float) -> list[Part]:
-        """Takes those whose time has come, and which are still wanted."""
+        """Removes and returns the parts that are due; drops void ones."""
         due = []
         while self._parts and self._parts[0][0] <= now:
             part = heapq.heappop(self._parts)[2]

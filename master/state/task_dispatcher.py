@@ -1,9 +1,10 @@
-"""What is to be handed out to which worker, and what each of them has. Pure.
+"""The load tasks that wait for each worker, and the tasks that each worker has. Pure.
 
-Parts of files wait, packed as they will be handed out, with the worker that owns their blocks. A
-worker that asks gets tasks of the job of highest priority, among equals of that which gave it the
-fewest bytes. Tasks of a worker that is lost, asks in another run, or does not ask for LEASE_S go
-back, to who owns their blocks then. Times are monotonic seconds, `wall_s` wall clock.
+Parts of files wait in batches, one batch per future task, queued for the owner of their blocks. A
+worker that requests work gets tasks of the job with the highest priority; among equals, of the job
+that gave it the fewest bytes. The dispatcher takes tasks back from a worker that is lost, reports
+another run, or sends no request for LEASE_S. It requeues them for the current owners. Times are
+monotonic seconds, `wall_s` wall clock.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from cachefs.core.jobs import TaskResult as Told
 from cachefs.core.placement import Placement
 from master.state.window import Part
 
-LEAST_BYTES: Final = 64 << 10  # what a file counts at least
+LEAST_BYTES: Final = 64 << 10  # the least size that a part counts as
 TASKS_PER_ANSWER: Final = 64
-FLOOR: Final = 1 / 16  # of what is to do for a job: each worker that asks counts as so much
-ANYBODY: Final = ""  # whose the parts are where there is no membership
-NOBODY: Final = "-"  # and where nobody owns anything
+FLOOR: Final = 1 / 16  # least share of a job's work that a worker counts as having
+ANYBODY: Final = ""  # queue for any worker, where there is no membership
+NOBODY: Final = "-"  # queue where no worker owns blocks
 
 
 class Order(msgspec.Struct, frozen=True):
-    """How a job's tasks are handed out. `check`: what is asked of what is not to be loaded."""
+    """The settings for a job's tasks. `check`: the kind of task for parts that are not loads."""
 
     job: int
     priority: str = "normal"
@@ -59,30 +60,30 @@ class TaskBatch:
 
 
 class AssignedTask(msgspec.Struct, frozen=True, gc=False):
-    """A task that a worker has."""
+    """A task that a worker has, and its parts."""
 
     pack: TaskBatch
     task: Task
 
 
-Unowned = list[tuple[int, Part]]  # (job, part): there is no owner of its rank
+Unowned = list[tuple[int, Part]]  # (job, part) without an owner of its rank
 
 
 class _Worker:
-    """A worker as it asks."""
+    """A worker that requests tasks."""
 
     def __init__(self, now: float) -> None:
         self.seen_s = now
         self.given: dict[int, AssignedTask] = {}  # by task number, in their order
-        self.turn = 0  # in bytes: the start of the last task in a queue that is fair to all jobs
-        self.turns: dict[int, int] = {}  # the end of each job's last
-        self.bytes: dict[int, int] = {}  # of them what is outstanding
-        self.told: frozenset[int] = frozenset()  # jobs that run, as it was told
-        self.shares: dict[int, int] = {}  # of their bandwidths, as it was told
+        self.turn = 0  # virtual time in bytes (fair queueing): start of the last task
+        self.turns: dict[int, int] = {}  # by job: the end of its last task
+        self.bytes: dict[int, int] = {}  # by job: bytes outstanding
+        self.told: frozenset[int] = frozenset()  # running jobs, as last sent to it
+        self.shares: dict[int, int] = {}  # bandwidth shares by job, as last sent to it
 
 
 class TaskDispatcher:
-    """One per run of the master. `run` is its nonce."""
+    """The dispatcher of one run of the master. `run` is the nonce of that run."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -96,11 +97,11 @@ class TaskDispatcher:
     # ---- jobs ------------------------------------------------------------------------------------
 
     def begin(self, order: Order) -> None:
-        """A job runs, or runs with other settings."""
+        """Starts a job, or replaces its settings."""
         self._orders[order.job] = order
 
     def end(self, job: int) -> None:
-        """A job's tasks are no longer wanted."""
+        """Drops a job and all of its tasks."""
         self._orders.pop(job, None)
         for queues in self._queues.values():
             queues.pop(job, None)
@@ -112,8 +113,8 @@ class TaskDispatcher:
                 del worker.given[number]
 
     def add(self, job: int, parts: Iterable[Part]) -> list[Part]:
-        """Parts to be handed out to who owns their blocks. Those are returned for which there is
-        no owner of their rank: there are fewer workers than replicas are wanted."""
+        """Queues parts for the owners of their blocks. Returns the parts without an owner of their
+        rank: there are fewer workers than replicas."""
         queues, placement, unowned = self._queues, self._placement, list[Part]()
         worker: str | None = ANYBODY
         for part in parts:
@@ -131,8 +132,8 @@ class TaskDispatcher:
     # ---- workers ---------------------------------------------------------------------------------
 
     def place(self, placement: Placement | None, members: Iterable[str]) -> Unowned:
-        """Blocks have other owners: what waits goes to them, and what those have who are none of
-        `members`."""
+        """Applies a new placement: requeues waiting parts, and tasks of workers that are not in
+        `members`, for the new owners."""
         self._placement = placement
         queues, self._queues = self._queues, {}
         waiting = [
@@ -146,7 +147,7 @@ class TaskDispatcher:
         return unowned
 
     def expire(self, now: float) -> Unowned:
-        """Takes back what those have who did not ask for LEASE_S."""
+        """Takes back the tasks of workers that sent no request for LEASE_S."""
         silent = [name for name, one in self._workers.items() if one.seen_s + LEASE_S <= now]
         unowned: Unowned = []
         for name in silent:
@@ -155,7 +156,7 @@ class TaskDispatcher:
         return unowned
 
     def settle(self, call: Work, now: float) -> list[tuple[TaskBatch, Told]]:
-        """What became of tasks: each is told once, what a worker does not have is passed over."""
+        """Returns each reported result with its parts; skips tasks the worker does not have."""
         worker = self._workers.get(call.worker)
         if worker is None or call.run != self.run:
             return []
@@ -170,7 +171,7 @@ class TaskDispatcher:
         return settled
 
     def hand_out(self, call: Work, now: float, wall_s: float) -> tuple[Worked, Unowned]:
-        """Tasks for a worker that asks."""
+        """Returns the reply to a worker's request for tasks, and parts that have no owner."""
         unowned: Unowned = []
         worker = self._workers.get(call.worker)
         if worker is None:
@@ -192,25 +193,25 @@ class TaskDispatcher:
         return Worked(self.run, tasks, self._running(call.worker, worker)), unowned
 
     def is_news(self, name: str) -> bool:
-        """Do other jobs run than a worker was told?"""
+        """Returns whether the running jobs differ from those last sent to the worker."""
         worker = self._workers.get(name)
         return worker is not None and worker.told != self._orders.keys()
 
     def tell(self, name: str) -> None:
-        """A worker is told which jobs run."""
+        """Records that the worker is sent the running jobs."""
         worker = self._workers.get(name)
         if worker is not None:
             worker.told = frozenset(self._orders)
 
     def outstanding(self) -> int:
-        """Tasks that workers have."""
+        """Returns the number of tasks that workers have."""
         return sum(len(worker.given) for worker in self._workers.values())
 
     # ---- inside ----------------------------------------------------------------------------------
 
     @staticmethod
     def _lost(worker: _Worker, seen: int) -> list[Task]:
-        """Tasks that were handed out and did not arrive."""
+        """Returns the tasks that were handed out but did not arrive."""
         if seen < 0 or not worker.given or next(reversed(worker.given)) <= seen:
             return []
         return [given.task for number, given in worker.given.items() if number > seen]
@@ -260,8 +261,8 @@ class TaskDispatcher:
         return worker.shares
 
     def _share(self, order: Order, name: str) -> int:
-        """Of a job's bandwidth: what is just by what each worker that asks has to do for it, and
-        no more than others leave, who hear only with their next answer that they have less."""
+        """Returns a worker's share of a job's bandwidth, in proportion to its work. Other workers
+        learn of a smaller share with their next reply, so above a floor only the rest is given."""
         bandwidth, job = order.bandwidth_bytes_s, order.job
         if not bandwidth:
             return 0
@@ -271,7 +272,7 @@ class TaskDispatcher:
         return max(1, int(min(bandwidth * self._just_share(job, name), max(least, left))))
 
     def _just_share(self, job: int, name: str) -> float:
-        """While nothing is known to be done all have the same."""
+        """Returns a worker's fraction by work left; all are equal while none is left."""
         to_do = {one: self._to_do_bytes(one, job) for one in self._workers}
         total = sum(to_do.values())
         if not total:
@@ -282,19 +283,19 @@ class TaskDispatcher:
         return mine / (mine + others)
 
     def _to_do_bytes(self, name: str, job: int) -> int:
-        """What a worker has of a job, and what waits for it."""
+        """Returns the bytes of a job that a worker has or that wait for it."""
         waiting = self._queues.get(name, {}).get(job, ())
         return self._workers[name].bytes.get(job, 0) + sum(pack.bytes for pack in waiting)
 
 
 def _turn(worker: _Worker, order: Order) -> tuple[int, int, int]:
-    """The smallest one is next: priority, fairness, age."""
+    """Returns the sort key of a job; the smallest is next: priority, fairness, age."""
     turn = max(worker.turn, worker.turns.get(order.job, 0))
     return -PRIORITIES.index(order.priority), turn, order.job
 
 
 def _owner(placement: Placement, part: Part) -> str | None:
-    """None where there is no owner of that rank."""
+    """Returns the id of the owner of the part's rank; None without such an owner."""
     ino = part.slot.origin.content.ino
     owners = placement.owners(ino, part.block if part.block > 0 else 0, part.rank + 1)
     if not owners:

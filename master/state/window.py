@@ -1,10 +1,9 @@
-"""The files of a job that are under way, in the order of its listing, and its watermark. Pure.
+"""The files of a job that are in flight, in the order of its listing, and its watermark. Pure.
 
-A file has parts: a block for each of its owners. What is to be brought is brought by the first of
-them, and then by the others, who have it from that one: the origin gives it once. The watermark is
-the last file before which every one is settled (done, or failed with its cause); what is counted is
-counted when the watermark passes it, so that a job that begins again from its last record counts
-nothing twice.
+A file has parts: one for each block and each owner of the block. The primary owner loads a block
+from the origin; the other owners then copy it from the primary, so the origin serves it once. The
+watermark is the last file up to which every file is settled (done, or failed with its cause). A
+file is counted when the watermark passes it, so a job resumed from its record counts none twice.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from cachefs.core.jobs import JobFailure
 from cachefs.core.model import Origin
 from cachefs.core.placement import BLOCK_BYTES, block_count
 
-WINDOW_FILES: Final = 4096 - 256  # it is looked at before so many files come in
-WINDOW_BYTES: Final = 64 << 30  # a larger file is alone beyond it
+WINDOW_FILES: Final = 4096 - 256  # leaves room for a batch of up to 256 files
+WINDOW_BYTES: Final = 64 << 30  # a larger file is in the window alone
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True, gc=False, order=True):
-    """A place in a job's listing: which of its paths, and the file below it (b"": none yet)."""
+    """A place in a job's listing: the index of a path, and a file below it (b"": none yet)."""
 
     index: int = 0
     path: bytes = b""
@@ -33,7 +32,7 @@ START: Final = Position()
 
 
 class Slot:
-    """A file under way. `round` rises when what is known of the parts is void."""
+    """A file in flight. `round` rises when the parts handed out so far become void."""
 
     __slots__ = (
         "attempts",
@@ -54,18 +53,18 @@ class Slot:
         self.path = path
         self.origin = origin
         self.left = 0  # parts
-        self.in_turn = False  # the parts of later ranks follow those of the first
+        self.in_turn = False  # parts of later ranks follow when the primary owner is done
         self.round = 0
         self.attempts = 1
         self.done_bytes = 0
         self.failure: JobFailure | None = None
         self.settled = False
-        self.waits = False  # for another try, or another look at the origin
+        self.waits = False  # for a retry, or for a new check at the origin
 
 
 class Part:
-    """What one worker is asked for of a file: one block (-1: all there is of it), as its owner of
-    this rank. `load`: it is to be brought, else looked at."""
+    """The work on a file for one worker: one block (-1: the whole file), as its owner of `rank`.
+    `load`: the worker loads the block; otherwise it only checks it."""
 
     __slots__ = ("block", "load", "rank", "round", "size", "slot", "tries")
 
@@ -80,18 +79,18 @@ class Part:
 
     @property
     def is_void(self) -> bool:
-        """Was its file settled, or begun anew, meanwhile?"""
+        """True if the file was settled or restarted after this part was made."""
         return self.slot.settled or self.round != self.slot.round
 
     def again(self) -> Part:
-        """The same, to be brought; another try where it was to be brought before."""
+        """Returns the same part as a load; counts a retry if this part was a load already."""
         part = Part(self.slot, self.block, self.rank, self.size, load=True)
         part.tries = self.tries + self.load
         return part
 
 
 class Passed(msgspec.Struct):
-    """What the watermark passed."""
+    """The files that one advance of the watermark passed."""
 
     position: Position
     files_done: int = 0
@@ -117,13 +116,13 @@ class Window:
         return len(self._slots) >= WINDOW_FILES or self.bytes >= WINDOW_BYTES
 
     def open(self, slot: Slot, *, load: bool) -> list[Part]:
-        """A file comes in, in its place. Its parts, to be handed out."""
+        """Appends a file; returns its parts, to be handed out."""
         self._slots.append(slot)
         self.bytes += slot.origin.size
         return self.parts(slot, load=load)
 
     def parts(self, slot: Slot, *, load: bool) -> list[Part]:
-        """All of a file, from the beginning."""
+        """Resets the progress of a file; returns its first parts."""
         size, replicas = slot.origin.size, max(1, slot.origin.rule.replicas)
         self.ahead_bytes -= slot.done_bytes
         slot.done_bytes = 0
@@ -146,7 +145,7 @@ class Window:
         ]
 
     def begin_again(self, slot: Slot, origin: Origin) -> list[Part]:
-        """A file is another one than it was: all that was asked for of it is void."""
+        """Restarts a file that changed at the origin; its earlier parts become void."""
         self.bytes += origin.size - slot.origin.size
         slot.origin = origin
         slot.round += 1
@@ -154,7 +153,7 @@ class Window:
         return self.parts(slot, load=True)
 
     def part_done(self, part: Part) -> list[Part]:
-        """The parts that follow it."""
+        """Records a finished part; returns the parts of later ranks that follow it."""
         slot = part.slot
         slot.left -= 1
         if part.rank == 0:
@@ -176,13 +175,13 @@ class Window:
         slot.done_bytes = 0
 
     def close(self) -> None:
-        """Whatever is still told of these files is void."""
+        """Removes all files; results that arrive for them later are void."""
         for slot in self._slots:
             slot.settled = True
         self._slots.clear()
 
     def advance(self) -> Passed | None:
-        """Moves the watermark; what it passed is no longer in the window."""
+        """Moves the watermark past the settled files and removes them; None if it did not move."""
         slots = self._slots
         if not slots or not slots[0].settled:
             return None
