@@ -42,7 +42,7 @@ class Piece:
         self.past = False  # past the tier's disk, into memory
         self.purpose = Purpose.READ
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
-        self.origin_bytes = 0  # received for it
+        self.origin_bytes = 0  # received for this piece
         self.is_counted = False  # in `fills_in_flight`
         self.segment: Segment | None = None  # the destination of the transfer in progress
         self.ended: Callable[[Piece, CacheFSError | None], None] | None = None
@@ -68,7 +68,7 @@ class Piece:
 
     @property
     def is_for_nobody(self) -> bool:
-        """True if no reader waits for it, nor will soon: a load, or the completion of a file."""
+        """True if no reader needs the piece soon: a load, or the completion of a file."""
         return self.background and self.cache_only
 
     @property
@@ -94,8 +94,8 @@ class Piece:
 
 
 class Part(Piece):
-    """The bytes `span` of a file, for one read alone. It claims no pages: `done` is set when its
-    bytes are in its segment, or the fill has failed. It bypasses the tier's disk."""
+    """The bytes `span` of a file, for a single read. A part claims no pages and bypasses the
+    tier's disk. `done` is set when its bytes are in its segment, or the fill has failed."""
 
     __slots__ = ("_span", "done", "has_reader")
 

@@ -39,7 +39,7 @@ from worker.tier.ledger import allocation
 log = logging.getLogger(__name__)
 
 WHOLE_WAIT_S: Final = 0.25  # for room for a whole small file; then it is read in pieces
-BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for waiting readers
+BACKGROUND_SHARE: Final = 0.75  # of the load threads: the rest is for waiting readers
 
 
 class Filler:
@@ -62,7 +62,7 @@ class Filler:
         self._on_piece_end: list[Callable[[Entry], None]] = []
 
     def subscribe_ends(self, on_piece_end: Callable[[Entry], None]) -> None:
-        """Calls `on_piece_end(entry)` from now on when the last page of a piece can be read."""
+        """Registers a call-back for pieces that end with a readable last page."""
         self._on_piece_end.append(on_piece_end)
 
     @property
@@ -189,7 +189,7 @@ class Filler:
         if entry.unrecorded:  # the piece ended early
             self._catalog.record(entry)
         if self.is_here(entry, piece.end - 1, past=piece.past):
-            # Else room is short: no more for now.
+            # Else the fill failed or room is short: no read-ahead now.
             for on_piece_end in self._on_piece_end:
                 on_piece_end(entry)
         if piece.ended is not None:
@@ -217,8 +217,7 @@ class Filler:
         return self._segments.find(entry.key, page) is not None
 
     def leave_tier(self) -> None:
-        """Settles all pieces on their way to a disk that hangs: readers start others that bypass
-        it."""
+        """Settles all pieces that use a disk that hangs: readers start others that bypass it."""
         for piece in self._pieces:
             if not piece.past:
                 piece.settle_all()
@@ -226,7 +225,7 @@ class Filler:
         self._segments.leave_tier()
 
     def return_to_tier(self) -> None:
-        """The disk answers again."""
+        """Counts no thread as stuck at the disk, which answers again."""
         self._supply.count_out(0)
 
     def look(self) -> None:
@@ -236,8 +235,8 @@ class Filler:
         self._segments.drop_idle()
 
     def give_up_stalled(self, now: float | None = None) -> None:
-        """Cuts stalled transfers (`worker.fill.stalls`). Their pieces return shared resources,
-        except room that is written."""
+        """Cuts stalled transfers (`worker.fill.stalls`). Their pieces release shared resources,
+        except room that a thread is writing to."""
         for transfer, piece in self._stalls.cut(now):
             self._uncount(piece)
             if piece.room_bytes and not transfer.at_disk & 1:
@@ -247,7 +246,7 @@ class Filler:
                 self._segments.given_up(piece.segment)
 
     def disk_writes(self) -> list[Hashable]:
-        """Returns the disk writes in progress, each by a unique key."""
+        """Returns a unique key for each disk operation in progress."""
         return self._stalls.disk_writes()
 
     async def _into_cache_or_segments(self, piece: Piece, begun: FailedAttempt | None) -> None:
@@ -313,7 +312,7 @@ class Filler:
         return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
     def _make_file(self, entry: Entry, transfer: Transfer) -> None:
-        """Makes the file that a transfer writes to. Raises also Interrupted."""
+        """Creates the cache file. Raises DiskFault, or the error of an aborted transfer."""
         transfer.raise_if_aborted()
         transfer.at_disk += 1
         make_cache_file(entry, self._parts.tier)
@@ -322,12 +321,12 @@ class Filler:
     def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
         """Runs a transfer into the cache file, in a thread."""
         entry = piece.entry
-        self._stalls.check(entry.origin)  # requests may hang since then
+        self._stalls.check(entry.origin)  # more requests may hang since the claim
         self._make_file(entry, transfer)
         try:
             transfer.run(self._supply.source, entry.fd, piece.purpose)
         finally:
-            # In the loop, a call that releases the GIL would wait to get it back.
+            # Not in the loop: there this call would release the GIL and wait to get it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:
                 _measure(entry, transfer)
 
@@ -466,7 +465,7 @@ class Filler:
             if error is None or transfer.next_page == end:
                 return
             if transfer.next_page > first or not attempt:
-                # The time in the queue for a thread is not the origin's.
+                # Waiting for a thread does not count as time of the origin.
                 first, attempt, moved_at_s = transfer.next_page, 0, transfer.moved_s
             stuck_s = time.monotonic() - moved_at_s
             pause = pause_s(

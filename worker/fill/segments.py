@@ -38,10 +38,10 @@ from worker.tier.disk import Parts
 from worker.tier.ledger import allocation
 
 POLL_S: Final = 0.05  # the worker is not notified when a client closes a segment
-MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
-SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
-SWEEP_S: Final = 0.02  # between looks at segments that were dropped while clients had them
-MOST_SWEEP_S: Final = 1.0  # the same where clients keep them
+MOST_FILLING: Final = 64  # for readers, at once: more hold room and share bandwidth and CPU
+SCAN_PAUSE_S: Final = 0.02  # after a scan of all segments that found none to drop
+SWEEP_S: Final = 0.02  # between sweeps of dropped segments that clients had open
+MOST_SWEEP_S: Final = 1.0  # the longest such pause, while clients keep them open
 READER_WAIT_S: Final = 0.25  # a copied page is kept this long for a sequential reader
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = (
@@ -83,7 +83,7 @@ class Segments:
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while clients had them open
         self._dropped_filling = 0  # dropped segments with a transfer in progress
-        self._sweep_pause_s = 0.0  # 0.0: no look at the orphans is due
+        self._sweep_pause_s = 0.0  # 0.0: no sweep of the orphans is scheduled
         self._part_lent_at_s = float("-inf")
         self._frozen = False
         self._turn = asyncio.Lock()  # held by the fill that gets room next: room is given in order
@@ -221,15 +221,15 @@ class Segments:
                 if segment is not None:
                     return segment
             if not is_next:
-                until = now + wait_s  # other fills end by deadlines of their own
+                until = now + wait_s  # the transfers in progress have their own deadlines
             elif now >= until:
                 break
             await parts.room_changed.wait(POLL_S)
         raise _no_room(in_memory=want.area.in_memory)
 
     def _areas(self, want: _Want, now: float) -> Iterator[Area]:
-        """Yields the areas to try. A part is copied only if none could be lent for a while: copies
-        are short, so they cost more."""
+        """Yields the areas to try. A part is copied only if no part could be lent for a while:
+        copies are short, so a read needs more of them."""
         yield want.area
         since_s = want.since_s if want.span is None else max(want.since_s, self._part_lent_at_s)
         if not want.area.whole and now >= since_s + COPY_AFTER_S:
@@ -305,7 +305,8 @@ class Segments:
         return segment
 
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
-        """Moves segments that clients have open to the end: they were used just now."""
+        """Drops unused segments, the least recently used first, until there is room. Moves segments
+        that clients have open to the end of the order, as used now."""
         now = self._parts.clocks.monotonic()
         order = self._orders[area.in_memory]
         for segment in [*order.values()]:

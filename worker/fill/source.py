@@ -110,12 +110,12 @@ class WholeBody:
 
 
 class OriginSource:
-    """The origin alone. This class calls `connector_for` in threads; it may block, and raises typed
+    """The origin alone. `connector_for` is called in threads: it may block, and raises typed
     errors."""
 
     def __init__(self, connector_for: ConnectorFor) -> None:
         self._connector_for = connector_for
-        self._found: dict[tuple[NamespaceId, str], Connector] = {}  # by the last reads
+        self._found: dict[tuple[NamespaceId, str], Connector] = {}  # by `read`
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None

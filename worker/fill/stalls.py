@@ -2,8 +2,8 @@
 
 A transfer runs in a thread and ends when its connector returns. A fill does not wait for that: its
 pages fail once no page has arrived within the origins' deadline, or within the time of a page at
-the minimum rate if that is longer. The next reader's request is then a new one. The thread writes
-nothing more when it returns.
+the minimum rate if that is longer. The next reader's request is then a new one. When the
+connector returns, the thread writes nothing more.
 
 A thread that has not returned after its transfer was cut is stuck. Another thread replaces it, as
 far as `Threads.count_out` allows. A source with `MOST_STUCK` stuck threads gets no more: requests
@@ -57,7 +57,7 @@ class Stalls:
         self._stuck: collections.Counter[Key] = collections.Counter()
 
     def began(self, transfer: Transfer, piece: Piece) -> None:
-        """Records the start of a request. Before it the piece holds no buffer, and none counts."""
+        """Records the start of a request. The piece's buffer counts from now until `ended`."""
         self.running[transfer] = piece
         self._count_buffer(piece, buffer_bytes(piece.size_bytes))
 
@@ -71,8 +71,8 @@ class Stalls:
             )
 
     def cut(self, now: float | None = None) -> list[tuple[Transfer, Piece]]:
-        """Fails the pages of transfers that have stood still for too long, and returns those. `now`
-        is of `time.monotonic`."""
+        """Fails the pages of stalled transfers, and returns these transfers. `now` is of
+        `time.monotonic`."""
         limit_s = max(self._parts.config.origin_deadline_s, PAGE_LIMIT_S) + GRACE_S
         before_s = (time.monotonic() if now is None else now) - limit_s
         found = [
@@ -99,12 +99,12 @@ class Stalls:
         self._count_out()
 
     def disk_writes(self) -> list[Hashable]:
-        """Returns the disk writes in progress, each by a unique key."""
+        """Returns a unique key for each disk operation in progress."""
         running = [*self.running]
         return [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
 
     def leave_tier(self) -> None:
-        """Aborts the transfers to a disk that hangs. Threads that are stuck there do not count."""
+        """Aborts the transfers to a disk that hangs. Other threads replace those stuck there."""
         stuck = sum(transfer.at_disk & 1 for transfer in self.running)
         for transfer, piece in self.running.items():
             if not piece.past:

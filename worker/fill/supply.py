@@ -37,13 +37,13 @@ class Supply:
         yield from (self.fetchers, self.askers, self.loaders)
 
     def count_out(self, stuck: int, *, cause: str = "disk") -> None:
-        """Applies `Threads.count_out` to all kinds of threads: the stuck ones may be of any."""
+        """Applies `Threads.count_out` to all kinds of threads: stuck threads may be of any kind."""
         for threads in self._all():
             threads.count_out(stuck, cause=cause)
 
     def close(self, wait_s: float) -> bool:
-        """Ends the threads, for another thread than the loop's: blocks. Returns
-        False when some of them may still write after `wait_s`."""
+        """Ends the threads. Blocks: not for the loop's thread. Returns False if some threads may
+        still write after `wait_s`."""
         until_s = time.monotonic() + wait_s
         ended = True
         for threads in self._all():
@@ -54,7 +54,7 @@ class Supply:
 def make_supply(
     config: WorkerConfig, source: Source, wake: LoopCallbackQueue, *, in_memory: bool
 ) -> Supply:
-    """Returns the supply of a worker that begins. `in_memory`: the tier's writes wait for no
+    """Returns the supply of a new worker. `in_memory`: writes to the tier never wait for a
     disk."""
     fetchers = Threads("fetch", config.fetch_threads, wake)
     return Supply(

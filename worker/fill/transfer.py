@@ -1,7 +1,7 @@
 """A request to a source, whose body is written straight into a file. Blocking.
 
 The descriptor is the caller's. A transfer reports pages in order, each after all its bytes were
-written, with its checksum. A wrong reply of a source never becomes a page.
+written, with its checksum. Excess bytes and incomplete pages are never reported.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Transfer:
         self.tier_bytes = 0
 
     def run(self, source: Source, fd: int, purpose: Purpose = Purpose.READ) -> None:
-        """Raises what the source raises, BadBody, DiskFault, Interrupted. Closes the body in any
-        case."""
+        """Writes the source's body to `fd`, and closes the body in any case. Raises the source's
+        errors, the error of `cut`, BadBody, DiskFault, Interrupted."""
         self.raise_if_aborted()
         self._fd, self.moved_s = fd, time.monotonic()
         size = self._stop - self._at
@@ -135,8 +135,8 @@ class Transfer:
         self.abort()
 
     def raise_if_aborted(self) -> None:
-        """Raises the error of the abort, if any: an aborted transfer starts no further step, as its
-        owner waits for the thread."""
+        """Raises the error of `cut`, or Interrupted, if the transfer was aborted. Called before
+        each step, as the transfer's owner waits for the thread."""
         if self.aborted:
             raise self._cut or Interrupted("the worker is closing")
 
