@@ -1,5 +1,6 @@
-"""Answers about one name: from the store while fresh, else from the origin by a stat or a listing,
-and what is known where the origin is down. All methods belong to one event loop.
+"""Lookups and attributes of single names. Fresh names are answered from the store, others by a
+stat or a listing of the origin, or by stale metadata while the origin is down.
+All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from master.store.snapshot import Names
 from master.store.transaction import transact
 from master.tree import Place, Tree
 
-LISTING_PATIENCE_S: Final = 0.1  # a lookup waits so long for a listing before it asks by itself
-SLOW_LISTING_S: Final = 1.0  # a listing that takes longer is waited for by no lookup
+LISTING_PATIENCE_S: Final = 0.1  # a lookup falls back to a stat after waiting this long
+SLOW_LISTING_S: Final = 1.0  # lookups do not wait for a listing older than this
 MAX_DISTRUSTED: Final = 10_000
 
 
@@ -48,7 +49,7 @@ class Answers:
             return self._known(names, place, parent, name)
 
     def _known(self, names: Names, place: Place, parent: int, name: bytes) -> Found | None:
-        """What the store knows of a name, when that is fresh."""
+        """Returns the stored answer for a name, or None if it is not fresh."""
         if (held := self._tree.held_child(parent, name)) is not None:
             return self._held_now(names, held)
         if place.interval_s == 0:
@@ -69,8 +70,8 @@ class Answers:
         return Found(None, valid_s) if valid_s else None
 
     def _held_now(self, names: Names, ino: int) -> Found | None:
-        """A directory that stays, whatever its origin says; None where its attributes are to be
-        asked for."""
+        """Returns a directory of the mount table, which exists whatever its origin reports.
+        Returns None if its attributes must be refreshed from the origin. Raises Stale."""
         stored = names.inode(ino)
         if stored is None:
             raise Stale(f"inode {ino} is gone")
@@ -83,7 +84,8 @@ class Answers:
         return Found(stored.inode, valid_s or unchanging_s)
 
     def _listed_at(self, names: Names, parent: int, name: bytes) -> tuple[float, bool]:
-        """When a listing last told of this name, and whether one has told all names there."""
+        """Returns when a listing last covered this name, and whether the listing of the
+        directory is complete (or, while one runs, has passed this name)."""
         running = self._sync.listing(parent)
         if running is not None and running.passed(name):
             return running.started_at, True
@@ -109,7 +111,7 @@ class Answers:
         return await self._lookup_by_stat(parent, name, place)
 
     def _while_down(self, parent: int, name: bytes, place: Place) -> Found | None:
-        """The stale answer, when the origin is known to be down; one caller starts a probe."""
+        """Returns the stale answer if the origin is known to be down, and may start a probe."""
         health = place.mount.health
         if not health.down:
             return None
@@ -125,15 +127,15 @@ class Answers:
             self._sync.warn(place, name, err)
 
     async def _stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
-        """Asks the origin; a name that was distrusted is believed again."""
+        """Stats the name at the origin and trusts it again if it exists."""
         stored = await self._sync.stat(parent, name, place)
         if stored is not None:
             self._distrusted.discard(stored.inode.ino)
         return stored
 
     async def _lookup_by_listing(self, parent: int, name: bytes, place: Place) -> Found | None:
-        """The answer of a listing of the whole directory, when one runs or is worth its price; None
-        when that fails or takes too long."""
+        """Returns the answer of a listing of the whole directory, starting one if the policy
+        wants it. Returns None if there is no listing, or it fails or takes too long."""
         running = self._sync.listing(parent)
         if running is None:
             now = self._clock()
@@ -166,15 +168,15 @@ class Answers:
         return Found(stored.inode, valid_for(stored.checked_at, place.interval_s, self._clock()))
 
     def _stale(self, parent: int, name: bytes) -> Found | None:
-        """What is known of a name, however old. An absence is not known for longer than it is
-        fresh: "not there" is never a guess."""
+        """Returns the stored entry of a name, however old, or None. A stale absence is never
+        returned: "not found" must not be a guess."""
         with self._store.snapshot() as reader:
             stored = Names(reader).child(parent, name)
         return None if stored is None else Found(stored.inode, DEGRADED_VALID_S)
 
     async def getattr(self, ino: int) -> Found:
-        """By ino; asks the origin when what is known is not fresh. Raises Stale, or the origin's
-        error where there is no other answer."""
+        """Returns the attributes of an inode, from the origin if the stored ones are not fresh.
+        Raises Stale, or the origin's error if there is no stale answer."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             stored = names.inode(ino)
@@ -191,7 +193,8 @@ class Answers:
         return found
 
     async def _held_attributes(self, ino: int) -> Found:
-        """A root is always there; its mode and times are refreshed where its origin has them."""
+        """Returns the attributes of a mount-table directory. The mode and times of a source's
+        root are refreshed from origins that have them; stale attributes replace an error."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             known = self._held_now(names, ino)
@@ -221,8 +224,8 @@ class Answers:
             self._sync.warn(place, b"", err)
 
     async def report_changed(self, ino: int) -> None:
-        """Looks at the origin again and tells clients to do so too. While the origin is down the
-        name becomes distrusted: the next access asks."""
+        """Stats the inode at its origin again and announces its name to the clients. If the stat
+        fails, the inode becomes distrusted: the next access stats it again."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             at = names.place(ino)
@@ -245,7 +248,7 @@ class Answers:
 
 
 def _invisible(name: bytes) -> Found:
-    """The answer for names that no origin can have."""
+    """Returns the answer for names that no origin can have. Raises NameTooLong."""
     if len(name) > MAX_NAME_BYTES:
         raise NameTooLong(f"a name of {len(name)} bytes, at most {MAX_NAME_BYTES} are possible")
     return Found(None, MAX_VALID_S)

@@ -1,4 +1,4 @@
-"""Directories: pages of fresh listings, from the store as far as the origin's listing has come.
+"""Pages of directory listings, read from the store up to the progress of the origin's listing.
 All methods belong to one event loop.
 """
 
@@ -23,8 +23,8 @@ from master.store.snapshot import Names
 from master.tree import Place, Tree
 
 PAGE_BYTES: Final = 150 << 10  # of names and records, below MAX_FRAME_BYTES
-CONTINUE_S: Final = 300.0  # a directory stream may go on in a listing of that age
-NEXT: Final = 16  # names behind a directory's among which the next directory is looked for
+CONTINUE_S: Final = 300.0  # a directory stream may continue in a listing up to this old
+NEXT: Final = 16  # how many names after a directory are searched for the next directory
 _UNKNOWN: Final = DirectoryState()
 
 
@@ -38,9 +38,9 @@ class Directories:
         self._clock = clock
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
-        """See MetadataService: at most `limit` (>= 1) entries and 150 KiB. A page after the first
-        continues in a listing up to 5 minutes old, so that a slow reader sees one directory. A
-        listing that brings nothing until the origin's deadline goes on without this caller."""
+        """See MetadataService. Returns at most `limit` (>= 1) entries and 150 KiB. Later pages
+        continue in a listing up to 5 minutes old: a slow reader sees one consistent directory.
+        A listing without progress until the origin's deadline continues without this caller."""
         until = asyncio.get_running_loop().time() + self._sync.deadline_s
         running: Running | None = None
         while True:
@@ -69,7 +69,7 @@ class Directories:
         limit: int,
         running: Running | None,
     ) -> Listing | None:
-        """The page that can be answered at once; None: ask the origin, or wait for it."""
+        """Returns the page if the store has it. None: start a listing, or wait for one."""
         mount, now = place.mount, self._clock()
         state = names.directory(ino) or _UNKNOWN
         if running is not None and running.error is None and running.safe_below != b"":
@@ -87,12 +87,12 @@ class Directories:
         return None
 
     def list_ahead(self, ino: int) -> None:
-        """Begins to list a directory that will be asked for soon, unless that is of no use."""
+        """Starts listing a directory that will be read soon, unless that is of no use."""
         if (place := self._to_list(ino)) is not None:
             self._sync.list_directory(ino, place)
 
     def _to_list(self, ino: int) -> Place | None:
-        """Where a directory is; None: listing it ahead is of no use."""
+        """Returns the place of a directory, or None if listing it ahead is of no use."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             place = self._tree.directory(names, ino)
@@ -101,8 +101,8 @@ class Directories:
         return None if fresh or not _is_listed_ahead(place) else place
 
     async def list_next(self, ino: int) -> None:
-        """See MetadataService. Raises Stale for an ino that is gone, and what the origin answers;
-        nothing is asked where `list_ahead` asks nothing. Cancelled: the listing goes on."""
+        """See MetadataService. Lists nothing where `list_ahead` would not. Raises Stale for a
+        removed ino, and the origin's errors. After a cancellation the listing continues."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             file = names.place(ino)
@@ -116,9 +116,8 @@ class Directories:
             await self.list_dir(directory, b"", 1)
 
     async def _next_directory(self, above: int, after: bytes) -> int:
-        """The first directory among the `NEXT` names behind; 0: none. The directory above is
-        listed for that where it never was, and not again when it is no longer fresh: it may be
-        large."""
+        """Returns the first directory among the `NEXT` names after a name, or 0. Lists the parent
+        if it was never listed completely, but not if it is only stale: it may be large."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             if not _is_listed_ahead(self._tree.directory(names, above)):
@@ -136,7 +135,8 @@ class Directories:
     def _degraded_page(
         self, ino: int, after: bytes, limit: int, place: Place, err: CacheFSError
     ) -> Listing:
-        """The page as it was known, when the origin failed. Raises `err` where it was not."""
+        """Returns the stale page after the origin is found down. Raises `err` if it is not down,
+        if the directory was never listed completely, or if its interval is 0."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             state = names.directory(ino)
@@ -147,7 +147,7 @@ class Directories:
 
 
 def _is_listed_ahead(place: Place) -> bool:
-    """Would a listing be of use later, and is there an origin to ask?"""
+    """Returns whether a listing can be reused later and the origin is up."""
     return place.interval_s != 0 and not place.mount.health.down
 
 
@@ -159,7 +159,7 @@ def _first_directory(page: Listing) -> int:
 def _page(
     names: Names, ino: int, after: bytes, limit: int, below: bytes | None, valid_s: float
 ) -> Listing:
-    """Stored children with `after` < order key < `below` (None: to the end of the directory)."""
+    """Returns stored children with `after` < order key < `below` (None: no upper bound)."""
     found = names.raw_children(ino, after, below, limit + 1, PAGE_BYTES)
     more = len(found) > limit
     if more:

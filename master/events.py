@@ -1,4 +1,4 @@
-"""The stream of invalidations: kept in the store, read by position, woken by commits."""
+"""The stream of invalidations: stored in the store, read by position, woken by commits."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class EventStream:
         self.wake()
 
     async def after(self, position: int) -> AsyncIterator[Invalidate]:
-        """Events behind a position (negative: from now on), until `close`. Raises PositionGone when
-        some were trimmed, or when the position was never reached (a store that was set back)."""
+        """Yields events after a position (negative: from now on), until `close`. Raises
+        PositionGone if some were trimmed, or if the store was set back before the position."""
         if position < 0:
             position = self.position()
         while not self._closed:
@@ -49,7 +49,7 @@ class EventStream:
                 await arrived.wait()
 
     def position(self) -> int:
-        """Of the newest event."""
+        """Returns the position of the newest event."""
         with self._store.snapshot() as reader:
             meta = Names(reader).meta()
         assert meta is not None

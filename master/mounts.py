@@ -1,8 +1,8 @@
-"""The mount table as operators change it: sources come, go, and come back after a restart.
+"""The mount table: operators add and remove sources, and a restart restores them.
 
 Each change is one transaction of the store (`master.store.mounts`), then one of the tree in memory.
-Between the two nothing wrong can be written: what an origin said is stored only while the store
-says that the directory is that origin's. Owns the connectors it is given. All methods belong to one
+Between the two nothing wrong can be written: an origin's metadata is stored only while the store
+assigns the directory to that origin. Owns the connectors passed to it. All methods belong to one
 event loop.
 """
 
@@ -30,7 +30,7 @@ from master.tree import Mount, Tree
 
 log = logging.getLogger("cachefs.master")
 
-VOID_INTERVAL_S: Final = 60.0  # of directories without a source; what changes there is an event
+VOID_INTERVAL_S: Final = 60.0  # for directories without a source, whose changes are events
 MAX_PATH_BYTES: Final = 4096
 MAX_DEPTH: Final = 64
 NOT_YET: Final = Unavailable("the source is not open yet")
@@ -49,7 +49,7 @@ class MountTable:
         lookup: Lookup,
         clock: Callable[[], float],
     ) -> None:
-        """Recorded sources are in the table from here on, out of reach until `attach`."""
+        """Adds the recorded sources to the table; they are unavailable until `attach`."""
         self._store = store
         self._tree = tree
         self._sync = sync
@@ -69,7 +69,7 @@ class MountTable:
     async def add(
         self, path: bytes, source: UfsSpec, connector: Connector, interval_s: float
     ) -> tuple[int, str]:
-        """(ino of the root, a warning for people or ""). See `Master.add_ufs`."""
+        """Returns (ino of the root, warning for the operator or ""). See `Master.add_ufs`."""
         work = self._sync.spawn(self._add(path, source, connector, interval_s))
         return await asyncio.shield(work)
 
@@ -99,7 +99,7 @@ class MountTable:
                 await asyncio.to_thread(connector.close)
 
     def _same(self, record: MountRecord) -> Mount | None:
-        """The mount of the same source at the same path. Raises InUse for another source."""
+        """Returns the mount at the record's path, or None. Raises InUse for another source."""
         mount = self._tree.by_path(record.path)
         if mount is not None and mount.key != record.source.key:
             raise InUse(
@@ -149,7 +149,8 @@ class MountTable:
         self._sync.wake()
 
     async def _empty_root(self) -> None:
-        """What an earlier source at "/" left there goes: the one directory whose ino stays."""
+        """Removes the entries of an earlier source at "/", the one directory that keeps its ino.
+        Does nothing while "/" has a source."""
         with self._store.snapshot() as reader:
             place = self._tree.directory(Names(reader), ROOT_INO)
         if not place.mount.is_void:
@@ -161,14 +162,14 @@ class MountTable:
             raise listing.error
 
     async def _retire(self, mount: Mount) -> None:
-        """Closes a connector when nothing uses it any more."""
+        """Waits until nothing uses the mount, then closes its connector if owned."""
         await self._sync.finish_with(mount)
         if mount.owned:
             await asyncio.to_thread(mount.connector.close)
 
     async def _look_at(self, path: bytes) -> str:
-        """Learns what is on the way, as far as origins answer. Raises NotADirectory. Returns a
-        warning where the new source hides something."""
+        """Looks up each directory of the path, as far as origins answer. Returns a warning if the
+        new source hides an entry. Raises NotADirectory."""
         at = ROOT_INO
         segments = path.split(b"/") if path else []
         for depth, name in enumerate(segments):
@@ -186,7 +187,7 @@ class MountTable:
     async def _known(self, parent: int, name: bytes) -> Inode | None:
         try:
             return (await self._lookup(parent, name)).inode
-        except CacheFSError:  # what cannot be asked now is decided by what the store has
+        except CacheFSError:  # the origin is unavailable: the store's transaction decides
             return None
 
     def _at(self, parent: int, name: bytes) -> str:
@@ -228,15 +229,15 @@ class MountTable:
         mount.health.succeeded()
         return ""
 
-    # ---- for people ------------------------------------------------------------------------------
+    # ---- status ----------------------------------------------------------------------------------
 
     def rows(self) -> list[UfsRow]:
-        """By path, outer ones first."""
+        """Returns the mount table by path, outer mounts first."""
         mounts = sorted(self._tree.mounts(), key=lambda mount: mount.record.path)
         return [_row(mount) for mount in mounts]
 
     async def close(self) -> None:
-        """Closes the connectors that are the table's own."""
+        """Closes the connectors that the table owns."""
         for mount in self._tree.mounts():
             if mount.owned:
                 await asyncio.to_thread(mount.connector.close)
@@ -261,7 +262,7 @@ def _is_absent(mount: Mount) -> bool:
 
 
 def _kept(mount: Mount, asked: MountRecord) -> str:
-    """What an idempotent request does not change, for people."""
+    """Returns a warning that names what an idempotent request does not change, or ""."""
     if mount.interval_s != asked.sync_interval_s:
         return f"it keeps its sync interval of {format_duration(mount.interval_s)}"
     return "it keeps its options" if mount.record.source != asked.source else ""
@@ -276,7 +277,7 @@ def _shown(path: bytes) -> str:
 
 
 def _clean(path: bytes) -> bytes:
-    """A path of the mount table: without slashes at its ends. Raises BadConfig."""
+    """Returns the path without leading, trailing and repeated slashes. Raises BadConfig."""
     segments = [segment for segment in path.split(b"/") if segment]
     cleaned = b"/".join(segments)
     if len(cleaned) > MAX_PATH_BYTES or len(segments) > MAX_DEPTH or not keys.visible_path(cleaned):

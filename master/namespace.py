@@ -1,6 +1,6 @@
 """The namespace of one master: `cachefs.core.services.MetadataService` over a store and origins.
 
-Joins the parts (`answers`, `directories`, `walk`, `events`, `sync`) over one store and one mount
+Combines the parts (`answers`, `directories`, `walk`, `events`, `sync`) over one store and one mount
 table. All methods belong to one event loop.
 """
 
@@ -82,7 +82,7 @@ class Master:
         *,
         others_gave: bool = False,
     ) -> None:
-        """`others_gave`: workers may have permissions of an earlier process of this store."""
+        """`others_gave`: workers may hold eviction permissions from an earlier process."""
         self._store = store
         self._clock = clock
         self._interval_s = sync_interval_s
@@ -100,7 +100,7 @@ class Master:
         )
         self._policies.on_change = self._policies_changed
         self._syncs = Syncs(store, self._tree, self._sync, self._events.position)
-        self.on_policies: Callable[[], None] = lambda: None  # changed, and nobody heard of it yet
+        self.on_policies: Callable[[], None] = lambda: None  # called when policies change
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
         self._probes: Probes | None = None
@@ -115,9 +115,9 @@ class Master:
         sync_interval_s: float,
         clock: Callable[[], float] = time.time,
     ) -> Master:
-        """Opens or makes the store in `directory` with `ufs` at "/". Blocks for some milliseconds.
-        Raises BadConfig (another source lies there, a network file system, another format), InUse,
-        NoSpace. The caller keeps the connector and closes it after `close`."""
+        """Opens or creates the store in `directory` with `ufs` at "/". Blocks for milliseconds.
+        Raises BadConfig (a store of another source, a network file system, another format), InUse,
+        NoSpace. The caller owns the connector and closes it after `close`."""
         store = LmdbStore(Path(directory))
         try:
             master = cls(store, sync_interval_s, clock)
@@ -130,9 +130,9 @@ class Master:
 
     @classmethod
     def open_empty(cls, directory: Path | str, clock: Callable[[], float] = time.time) -> Master:
-        """Opens or makes the store of a cluster in `directory`: "/" is a directory without a
-        source until one is added. Recorded sources are there and out of reach until
-        `attach_recorded`. Blocks for some milliseconds. Raises as `open` does."""
+        """Opens or creates the store of a cluster in `directory`. "/" has no source until one is
+        added. Recorded sources are unavailable until `attach_recorded`. Blocks for milliseconds.
+        Raises the errors of `open`."""
         store = LmdbStore(Path(directory))
         try:
             master = cls(store, VOID_INTERVAL_S, clock, others_gave=True)
@@ -143,7 +143,7 @@ class Master:
         return master
 
     def mount_root(self, ufs: UfsSpec, connector: Connector) -> None:
-        """Puts the UFS at "/". Blocks. Raises BadConfig where another was there before."""
+        """Mounts the UFS at "/". Blocks. Raises BadConfig if the store has another one there."""
         with self._store.snapshot() as reader:
             record = dict(Names(reader).mounts()).get(ROOT_INO)
         if record is not None and record.source.key != ufs.key:
@@ -156,12 +156,12 @@ class Master:
         self._tree.add(Mount(ROOT_INO, record, connector, self._interval_s))
 
     async def check_source(self) -> str:
-        """Asks the origin whether it is there; "" or a warning for people. The first use ever must
-        reach it: raises the connector's error then, closes the master and removes its store. Later
-        what is known is served, whatever the origin says."""
+        """Checks the origin; returns "" or a warning for the operator. If the first check of a
+        store fails, closes the master, removes its store and raises the connector's error. After
+        a later failure the master serves stale metadata."""
         mount = self._tree.root(ROOT_INO)
         assert mount is not None, "a master that was opened with a source has it"
-        self._sync.directories_removed()  # what an earlier process left to be collected
+        self._sync.directories_removed()  # collects what an earlier process left
         try:
             await self._sync.check(mount)
         except CacheFSError as err:
@@ -176,7 +176,7 @@ class Master:
             return warning
         mount.health.succeeded()
         await self._mark_checked(mount)
-        await self.getattr(mount.root)  # its mode and owner, where the origin has them
+        await self.getattr(mount.root)  # refreshes mode and owner, where the origin has them
         return ""
 
     async def _mark_checked(self, mount: Mount) -> None:
@@ -188,14 +188,14 @@ class Master:
         )
 
     def start_probes(self) -> None:
-        """Asks the origins now and then from here on, so that `status` knows how they are."""
+        """Starts periodic checks of the origins, so that `status` reports their health."""
         self._probes = self._probes or Probes(
             self._tree, self._clock, self._directory, lambda: self._store.failure
         )
         self._probes.start()
 
     async def close(self) -> None:
-        """Ends event streams, listings and stats, commits what is queued. Idempotent."""
+        """Ends event streams, listings and stats, and commits queued writes. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -209,7 +209,7 @@ class Master:
         await asyncio.to_thread(self._store.close)
 
     def limit_waits(self, deadline_s: float) -> None:
-        """Callers wait so long, and no longer, for what an origin answers."""
+        """Sets how long callers wait for an origin, in s."""
         self._sync.deadline_s = deadline_s
 
     @property
@@ -223,12 +223,12 @@ class Master:
 
     @property
     def store(self) -> Store:
-        """For what a process keeps beside the names (its members)."""
+        """The store, where a process also keeps its members."""
         return self._store
 
     @property
     def position(self) -> int:
-        """Of the newest event."""
+        """The position of the newest event."""
         return self._events.position()
 
     # ---- the mount table -------------------------------------------------------------------------
@@ -236,13 +236,13 @@ class Master:
     async def add_ufs(
         self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
     ) -> UfsAdded:
-        """Puts a source at a directory ("/imagenet"), which is made, with those above it. It hides
-        what other sources have there. Idempotent for the same source.
+        """Mounts a source at a directory ("/imagenet"), creating it and its parents. It hides what
+        other sources have there. Idempotent for the same source.
 
-        The connector is the master's from here on: closed with the source or the master, and at
-        once where it is of no use. Cancellation leaves the work going on. Raises what the origin's
-        check raises, InUse (another source is there), NotADirectory (a file is on the way),
-        BadConfig (a path that cannot be, too many sources).
+        The master owns the connector: it closes it with the source or the master, or at once if
+        it is not used. After a cancellation the work continues. Raises the errors of the origin's
+        check, InUse (another source is mounted there), NotADirectory (the path crosses a file),
+        BadConfig (an impossible path, too many sources).
         """
         root, warning = await self._mounts.add(path, source, connector, sync_interval_s)
         return UfsAdded((await self._root_of(root)), warning)
@@ -253,29 +253,30 @@ class Master:
         return found.inode
 
     async def remove_ufs(self, path: bytes) -> None:
-        """Takes a source out of the namespace. Its inos are Stale when this returns; its names are
-        deleted in the background; the origin is not touched. Directories that were made for it go
-        too, unless others need them. Cancellation leaves the work going on. Raises NotFound."""
+        """Removes a source from the namespace. Its inos are Stale when this returns; its names are
+        deleted in the background; the origin is not changed. Directories created for it are
+        removed unless others need them. After a cancellation the work continues.
+        Raises NotFound."""
         await self._mounts.remove(path)
 
     def ufs_rows(self) -> list[UfsRow]:
-        """The mount table, by path."""
+        """Returns the mount table, by path."""
         return self._mounts.rows()
 
     def recorded(self) -> list[tuple[bytes, UfsSpec]]:
-        """(path, source) of all that the store has, outer ones first: what a launcher opens
-        connectors for."""
+        """Returns (path, source) of all recorded sources, outer ones first. A launcher opens
+        their connectors."""
         return [(row.path, row.source) for row in self._mounts.rows()]
 
     def attach_recorded(self, path: bytes, connector: Connector | CacheFSError) -> None:
-        """The connector of a recorded source, the master's from here on, or why there is none: what
-        is known is served then. Raises NotFound."""
+        """Sets the connector of a recorded source, which the master then owns. With an error
+        instead of a connector the master serves stale metadata. Raises NotFound."""
         self._mounts.attach(path, connector)
 
     async def check_sources(self, within_s: float = 10.0) -> list[str]:
-        """After a start: asks all origins at once whether they are there. Returns a line for people
-        for each that is not, or did not say so in time; what is known of it is served."""
-        self._sync.directories_removed()  # what an earlier process left to be collected
+        """Checks all origins concurrently, after a start. Returns one line for the operator per
+        origin that failed or timed out; the master serves its stale metadata."""
+        self._sync.directories_removed()  # collects what an earlier process left
         return await self._mounts.check(within_s)
 
     # ---- names and paths -------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class Master:
         await self._directories.list_next(ino)
 
     async def resolve(self, path: bytes) -> Found:
-        """Walks a path; `inode` None where a component is missing. Raises NotADirectory."""
+        """Resolves a path; `inode` is None if a component is missing. Raises NotADirectory."""
         found = Found(self.root, MAX_VALID_S)
         for segment in path.split(b"/"):
             if not segment or segment == b".":
@@ -315,7 +316,8 @@ class Master:
         return self.locate_nowait(ino)
 
     def locate_nowait(self, ino: int) -> Origin:
-        """From the store alone. Raises Stale, IsADirectory, Unsupported (a symbolic link)."""
+        """Locates a file's bytes from the store alone. Raises Stale, IsADirectory, Unsupported
+        (a symbolic link)."""
         with self._store.snapshot() as reader:
             return self._locate(Names(reader), ino)
 
@@ -344,7 +346,7 @@ class Master:
         )
 
     def locate_many(self, inos: Sequence[int]) -> list[Placed]:
-        """Where each file's bytes come from, in order, or why it has none. From the store alone."""
+        """Returns the origin of each file's bytes, or its failure, in order, from the store."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             return [self._located(names, ino) for ino in inos]
@@ -356,17 +358,17 @@ class Master:
             return Placed(failure=failure_of(err))
 
     def ufs(self, key: str) -> UfsSpec:
-        """Raises NotFound for a key of no mount."""
+        """Returns the source with a key. Raises NotFound if no mount has it."""
         return self._tree.by_key(key).record.source
 
     def path_of(self, ino: int) -> bytes:
-        """Below the namespace root. Raises Stale."""
+        """Returns the path of an ino below the namespace root. Raises Stale."""
         return walk.path_of(self._store, self._tree, ino)
 
     # ---- in bulk ---------------------------------------------------------------------------------
 
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        """See MetadataService. Directories that vanish under way are passed over."""
+        """See MetadataService. Skips directories that are removed during the walk."""
         source = walk.Fresh(self._directories.list_dir, self._directories.list_ahead)
         return walk.files(self._store, self._tree, ino, source)
 
@@ -377,7 +379,7 @@ class Master:
         return walk.files(self._store, self._tree, ino, source)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
-        """See MetadataService. What is pinned stays."""
+        """See MetadataService. Pinned contents are not permitted."""
         return self._policies.permit(contents)
 
     # ---- policies (see PolicyService) ------------------------------------------------------------
@@ -428,7 +430,7 @@ class Master:
         )
 
     async def work(self, call: Work) -> Worked:
-        """A worker asks for tasks of load jobs; see `Work`."""
+        """Answers a worker's request for tasks of load jobs; see `Work`."""
         return await self.load_jobs.work(call)
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
@@ -467,7 +469,7 @@ class Master:
             yield event
 
     def status(self) -> dict[str, Any]:
-        """Plain values for `cachefs status`."""
+        """Returns plain values for `cachefs status`."""
         with self._store.snapshot() as reader:
             meta = Names(reader).meta()
         assert meta is not None
