@@ -1,6 +1,5 @@
-"""Lookups and attributes of single names. Fresh names are answered from the store, others by a
-stat or a listing of the origin, or by stale metadata while the origin is down.
-All methods belong to one event loop.
+"""Lookups of single names: from the store while fresh, else by a stat or a listing of the origin,
+or from stale metadata while the origin is down. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ class Answers:
         return Found(stored.inode, valid_s or unchanging_s)
 
     def _listed_at(self, names: Names, parent: int, name: bytes) -> tuple[float, bool]:
-        """Returns when a listing last covered this name, and whether the listing of the
-        directory is complete (or, while one runs, has passed this name)."""
+        """Returns when a listing last covered this name, and whether it covered all names here."""
         running = self._sync.listing(parent)
         if running is not None and running.passed(name):
             return running.started_at, True
@@ -224,8 +222,8 @@ class Answers:
             self._sync.warn(place, b"", err)
 
     async def report_changed(self, ino: int) -> None:
-        """Stats the inode at its origin again and announces its name to the clients. If the stat
-        fails, the inode becomes distrusted: the next access stats it again."""
+        """Stats the inode at its origin and announces its name to the clients. If the stat fails,
+        the inode becomes distrusted: the next access stats it again."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             at = names.place(ino)

@@ -149,8 +149,7 @@ class MountTable:
         self._sync.wake()
 
     async def _empty_root(self) -> None:
-        """Removes the entries of an earlier source at "/", the one directory that keeps its ino.
-        Does nothing while "/" has a source."""
+        """Removes the entries of an earlier source at "/", unless "/" has a source now."""
         with self._store.snapshot() as reader:
             place = self._tree.directory(Names(reader), ROOT_INO)
         if not place.mount.is_void:
@@ -162,7 +161,7 @@ class MountTable:
             raise listing.error
 
     async def _retire(self, mount: Mount) -> None:
-        """Waits until nothing uses the mount, then closes its connector if owned."""
+        """Waits a bounded time for requests of the mount, then closes its connector if owned."""
         await self._sync.finish_with(mount)
         if mount.owned:
             await asyncio.to_thread(mount.connector.close)

@@ -131,8 +131,8 @@ class Master:
     @classmethod
     def open_empty(cls, directory: Path | str, clock: Callable[[], float] = time.time) -> Master:
         """Opens or creates the store of a cluster in `directory`. "/" has no source until one is
-        added. Recorded sources are unavailable until `attach_recorded`. Blocks for milliseconds.
-        Raises the errors of `open`."""
+        added. Recorded sources are unavailable until `attach_recorded`. Blocks and raises like
+        `open`."""
         store = LmdbStore(Path(directory))
         try:
             master = cls(store, VOID_INTERVAL_S, clock, others_gave=True)
@@ -255,8 +255,7 @@ class Master:
     async def remove_ufs(self, path: bytes) -> None:
         """Removes a source from the namespace. Its inos are Stale when this returns; its names are
         deleted in the background; the origin is not changed. Directories created for it are
-        removed unless others need them. After a cancellation the work continues.
-        Raises NotFound."""
+        removed unless others need them. Cancellation does not stop the work. Raises NotFound."""
         await self._mounts.remove(path)
 
     def ufs_rows(self) -> list[UfsRow]:
@@ -316,8 +315,7 @@ class Master:
         return self.locate_nowait(ino)
 
     def locate_nowait(self, ino: int) -> Origin:
-        """Locates a file's bytes from the store alone. Raises Stale, IsADirectory, Unsupported
-        (a symbolic link)."""
+        """Locates a file from the store. Raises Stale, IsADirectory, Unsupported (a symlink)."""
         with self._store.snapshot() as reader:
             return self._locate(Names(reader), ino)
 
@@ -346,7 +344,7 @@ class Master:
         )
 
     def locate_many(self, inos: Sequence[int]) -> list[Placed]:
-        """Returns the origin of each file's bytes, or its failure, in order, from the store."""
+        """Returns each file's origin or failure, in order, from the store alone."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             return [self._located(names, ino) for ino in inos]

@@ -1,7 +1,7 @@
-"""The policies of one namespace: kept in its store by path, changed by operators, asked by workers.
+"""The policies of one namespace: stored by path, changed by operators, queried by workers.
 
-A policy is one record, however much lies below its path. What is decided for a content is decided
-by the path at which it is at that moment. All methods belong to one event loop.
+A policy is one record, regardless of how much lies below its path. Decisions about a content use
+its path at that moment. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from master.store.snapshot import MAX_POLICIES, Names
 from master.store.transaction import transact
 from master.tree import Tree
 
-MOST_SHOWN: Final = 500  # policies below a path, of one answer
+MOST_SHOWN: Final = 500  # policies below a path, in one reply
 
 
 class Policies:
-    """See the module. `on_change` is called, in the loop, after each committed change and before
-    anybody hears of it."""
+    """See the module. `on_change` is called in the loop, after each committed change and before
+    `change` returns."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Policies:
         *,
         others_gave: bool,
     ) -> None:
-        """`others_gave`: a process before this one may have given permissions that are of use."""
+        """`others_gave`: permissions that an earlier process granted may still be valid."""
         self._store = store
         self._tree = tree
         self._namespace = namespace
@@ -65,9 +65,9 @@ class Policies:
     # ---- operators -------------------------------------------------------------------------------
 
     async def change(self, path: bytes, change: Policy, unset: Sequence[str]) -> Policy:
-        """Says more, or other things, at a path, and leaves others open again; what is said there
-        then. Durable when it returns, and then no worker can evict any more what it protects.
-        Raises BadConfig. Cancelled: it may have happened."""
+        """Sets and unsets fields of the policy at a path and returns the result. On return the
+        change is durable and no worker can evict what it protects. Raises BadConfig. After a
+        cancellation the change may have been made."""
         path = normal(path)
         check(change)
         if unknown := set(unset) - set(FIELDS):
@@ -92,7 +92,7 @@ class Policies:
         return policy
 
     def _evictable_s(self, path: bytes) -> float:
-        """For how long a worker may still evict something at or below a path."""
+        """Returns for how long, in s, a worker may still evict contents at or below a path."""
         head = path + b"/" if path else b""
         with self._store.snapshot() as reader:
             names = Names(reader)
@@ -104,7 +104,7 @@ class Policies:
             return self._window.left_s(self._monotonic(), concerns)
 
     def at(self, path: bytes) -> PoliciesAt:
-        """What holds at a path, and what is said below it. Raises BadConfig."""
+        """Returns the effective policy of a path and the policies below it. Raises BadConfig."""
         path = normal(path)
         effective = self.table.effective(path)
         below = [PolicySaid(*one) for one in self.table.below(path)]
@@ -118,9 +118,9 @@ class Policies:
         )
 
     def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Returns the quotas against which something counts, as `cachefs.core.health` takes them.
+        """Returns the quotas listed in `used_bytes`, in the form that `cachefs.core.health` takes.
 
-        `used_bytes`: what counts against each quota, by path as people see it.
+        `used_bytes`: the usage of each quota, by displayed path.
         """
         return [
             {"path": where, "quota_bytes": most, "used_bytes": used_bytes[where]}
@@ -131,7 +131,7 @@ class Policies:
     # ---- workers ---------------------------------------------------------------------------------
 
     def permit(self, contents: Sequence[ContentId]) -> Permission:
-        """Which of these no policy protects now."""
+        """Returns the permission to evict those contents that no policy pins now."""
         allowed = [*contents]
         if self.table.pins:
             with self._store.snapshot() as reader:
@@ -141,7 +141,7 @@ class Policies:
         return Permission(frozenset(one.name for one in allowed), PERMISSION_S)
 
     def rules(self, contents: Sequence[ContentId]) -> list[Rule]:
-        """In order. What is at no path any more has none."""
+        """Returns the rules of contents, in order; NO_RULE for a content without a path."""
         if not len(self.table):
             return [NO_RULE] * len(contents)
         with self._store.snapshot() as reader:
@@ -154,7 +154,7 @@ class Policies:
         return path is not None and self.table.is_pinned(path)
 
     def _path(self, names: Names, content: ContentId) -> bytes | None:
-        """Where a content is in the namespace now; None when it is nowhere."""
+        """Returns the current path of a content in the namespace, or None."""
         at = names.place(content.ino)
         stored = None if at is None else names.dentry(*at)
         if at is None or stored is None or content.namespace != self._namespace:
@@ -169,5 +169,5 @@ class Policies:
 
 
 def _interval(policy: Policy) -> tuple[float | None, str | None]:
-    """What changes for how long names are good."""
+    """Returns the fields that determine how long names stay fresh."""
     return policy.sync_interval_s, policy.profile

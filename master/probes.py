@@ -1,11 +1,11 @@
-"""Asks the origins that nobody else asks whether they answer, and looks at the store's disk.
+"""Probes of idle origins, and of the free space on the store's disk.
 
-Each mounted source is asked `EVERY_S` after its origin was asked last, by a probe or by a caller.
-What comes of it goes into the mount's `OriginHealth`: so an origin that went away is known within
-`EVERY_S` + `LIMIT_S` and a pause between two rounds, and one that is back as well. An error of an
-origin that is down counts as callers' errors do. A check that takes longer than `LIMIT_S`, and a
-refusal, are shown only; a slow check goes on, and no other one of that source begins before its
-end. One thread for each check, at most `MOST_AT_ONCE`.
+Each mounted source is checked `EVERY_S` after the last request to its origin, by a probe or by a
+caller. The result is recorded in the mount's `OriginHealth`. A change between up and down is thus
+detected within `EVERY_S` + `LIMIT_S` and a pause between two rounds. An error that means "down"
+counts like a caller's error. A refusal, or a check slower than `LIMIT_S`, only shows in the status.
+A slow check continues and blocks further checks of its source. Each check has its own thread, up
+to `MOST_AT_ONCE`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from master.state.health import is_down
 from master.tree import Mount, Tree
 
 EVERY_S: Final = 2.0
-JITTER: Final = 0.2  # less of it: many masters of one store do not ask at the same time
-ROUNDS: Final = 8  # in `EVERY_S`: to look which source has its turn
+JITTER: Final = 0.2  # up to this share less, so that masters of one origin do not probe in step
+ROUNDS: Final = 8  # per `EVERY_S`: each starts the checks that are due
 LIMIT_S: Final = 2.5
 MOST_AT_ONCE: Final = 16
 
 
 class Probes:
-    """Of one master. `status()` is for the master's status document."""
+    """The probes of one master. `status()` is for the master's status document."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Probes:
         store_dir: Path | None,
         failure: Callable[[], str] = str,
     ) -> None:
-        """`failure`: why the store's last commit failed, or ""."""
+        """`failure` returns why the store's last commit failed, or ""."""
         self._tree = tree
         self._clock = clock
         self._store_dir = store_dir
@@ -48,16 +48,16 @@ class Probes:
         self._free_bytes = -1
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "probe")
         self._checks: dict[int, asyncio.Task[None]] = {}  # by the root's ino
-        self._due: dict[int, float] = {}  # by the root's ino, when its turn is (time of the loop)
+        self._due: dict[int, float] = {}  # by the root's ino, in loop time
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins the rounds. Idempotent."""
+        """Starts the rounds. Idempotent."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Ends the rounds; checks under way end by themselves, and nothing is done with them."""
+        """Ends the rounds. Running checks finish in their threads; their results are ignored."""
         tasks = [*self._checks.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
@@ -65,8 +65,8 @@ class Probes:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> dict[str, Any]:
-        """Returns the directory of the store, what its disk has free (-1: not known), and why its
-        last commit failed."""
+        """Returns the store's directory, its free bytes (-1: unknown) and why its last commit
+        failed."""
         path = str(self._store_dir or "")
         return {"path": path, "free_bytes": self._free_bytes, "cause": self._failure()}
 
@@ -79,7 +79,7 @@ class Probes:
                 self._free_bytes = await asyncio.to_thread(_free_bytes, self._store_dir)
 
     def round(self, now: float) -> None:
-        """Begins a check of every source whose turn it is. `now`: time of the loop, s."""
+        """Starts a check of every source that is due. `now`: loop time, s."""
         mounts = [mount for mount in self._tree.mounts() if not mount.is_void]
         self._due = {mount.root: self._due.get(mount.root, now) for mount in mounts}
         for mount in mounts:
@@ -100,7 +100,7 @@ class Probes:
         try:
             await begun.wait()
             await asyncio.wait([check], timeout=LIMIT_S)
-            if not check.done() and not mount.health.down:  # a known cause says more
+            if not check.done() and not mount.health.down:  # keep the known cause
                 silence = DeadlineExceeded(f"no answer within {LIMIT_S:g} s")
                 mount.health.troubled(silence, self._clock())
             await check
@@ -121,12 +121,12 @@ class Probes:
 
 
 def _setter(event: asyncio.Event) -> Callable[[], object]:
-    """Returns what a thread calls to set an event of this loop."""
+    """Returns a function that sets an event of this loop from any thread."""
     return functools.partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
 
 
 def _checked(mount: Mount, begin: Callable[[], object]) -> None:
-    """Checks an origin, in a thread. `begin` is called when a thread has taken it up."""
+    """Checks an origin, in a thread. Calls `begin` first, when the thread starts on it."""
     begin()
     mount.connector.check()
 

@@ -1,7 +1,7 @@
-"""Where an ino is: the mount table in memory and the paths of directories.
+"""The mount table in memory and the paths of directories.
 
-A path is found by walking back pointers to the nearest mount root; directories' paths are kept in a
-bounded map that is dropped whole when any directory was removed (which is rare).
+A path is found by following back pointers to the nearest mount root. Directories' paths are cached
+in a bounded map, which is cleared when any directory is removed (which is rare).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mount:
 
     @property
     def is_void(self) -> bool:
-        """No source is there: the directory was made."""
+        """True if the directory was created without a source."""
         return not self.key
 
     def status(self) -> dict[str, Any]:
@@ -52,24 +52,23 @@ class Mount:
         }
 
     def shown(self, path: bytes) -> str:
-        """A path below the root as people read it in a log line."""
+        """Returns a path below the root as a URL for log lines."""
         return f"{self.record.source.url.rstrip('/')}/{path.decode('utf-8', 'backslashreplace')}"
 
     def in_namespace(self, path: bytes) -> bytes:
-        """A path below this root as a path below the namespace root."""
+        """Converts a path below this root to a path below the namespace root."""
         return join(self.record.path, path)
 
 
 class Place(NamedTuple):
-    """A directory: its mount, its path below the mount's root, and for how long what the origin
-    says of the names in it is good."""
+    """A directory: its mount, its path below the mount's root, and its sync interval."""
 
     mount: Mount
     path: bytes
     interval_s: float
 
     def of(self, name: bytes) -> bytes:
-        """The path of a child."""
+        """Returns the path of a child below the mount's root."""
         return join(self.path, name)
 
 
@@ -81,7 +80,7 @@ class Tree:
         self._places: OrderedDict[int, Place] = OrderedDict()
         self._held: dict[int, dict[bytes, int]] = {}
         self._held_inos: frozenset[int] = frozenset()
-        # What policies say of a path of the namespace; `forget_paths` when they say other things.
+        # The policies' sync interval of a namespace path. Call `forget_paths` when it changes.
         self.interval_of: Callable[[bytes], float | None] = lambda path: None
 
     def add(self, mount: Mount) -> None:
@@ -93,7 +92,7 @@ class Tree:
         return self._mounts.pop(root)
 
     def load_held(self, names: Names) -> None:
-        """Held dentries changed in the store."""
+        """Reloads the held dentries (names of the mount table) from the store."""
         held: dict[int, dict[bytes, int]] = {}
         for parent, key, ino in names.held():
             held.setdefault(parent, {})[name_of(key)] = ino
@@ -102,39 +101,40 @@ class Tree:
         self._places.clear()
 
     def held_child(self, parent: int, name: bytes) -> int | None:
-        """The ino of a name that belongs to the mount table."""
+        """Returns the ino of a name that belongs to the mount table, or None."""
         below = self._held.get(parent)
         return None if below is None else below.get(name)
 
     def held_names(self, parent: int) -> frozenset[bytes]:
-        """Names in a directory that belong to the mount table."""
+        """Returns the names in a directory that belong to the mount table."""
         return frozenset(self._held.get(parent, ()))
 
     def is_held(self, ino: int) -> bool:
-        """Is it a mount's root, or above one?"""
+        """Returns whether the ino is a mount's root or an ancestor of one."""
         return ino in self._held_inos or ino == ROOT_INO
 
     def mounts(self) -> list[Mount]:
-        """Those with a source, in the order in which they came."""
+        """Returns the mounts with a source, in the order of their addition."""
         return [mount for mount in self._mounts.values() if not mount.is_void]
 
     def root(self, ino: int) -> Mount | None:
-        """The mount whose root this is."""
+        """Returns the mount with this root, or None."""
         return self._mounts.get(ino)
 
     def by_path(self, path: bytes) -> Mount | None:
-        """The source at a path of the namespace."""
+        """Returns the mount of the source at a path of the namespace, or None."""
         return next((mount for mount in self.mounts() if mount.record.path == path), None)
 
     def by_key(self, key: str) -> Mount:
-        """A mount of a UFS. Raises NotFound for a key of no mount."""
+        """Returns a mount of a UFS. Raises NotFound if no mount has the key."""
         for mount in self.mounts():
             if mount.key == key:
                 return mount
         raise NotFound(f"no source {key} in the mount table")
 
     def directory(self, names: Names, ino: int) -> Place:
-        """Raises Stale when the ino is gone or lies below a removed directory, NotADirectory."""
+        """Returns a directory's place. Raises Stale if it or an ancestor was removed,
+        NotADirectory."""
         place = self._places.get(ino)
         if place is None:
             place = self._find(names, ino)
@@ -144,7 +144,7 @@ class Tree:
         return place
 
     def forget_paths(self) -> None:
-        """A directory was removed, or policies changed."""
+        """Clears the cached paths. Called after a directory was removed or policies changed."""
         self._places.clear()
 
     def _find(self, names: Names, ino: int) -> Place:

@@ -1,7 +1,7 @@
-"""Every file below a directory, in batches, holding one page per level of depth.
+"""A walk over every file below a directory, in batches, holding one page per level of depth.
 
-Two sources of pages: `Fresh` asks origins where need be and lists the next directories ahead;
-`Known` reads the store alone.
+It has two sources of pages. `Fresh` lists stale directories at the origin, the next ones ahead.
+`Known` only reads the store.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Files = AsyncIterator[list[Named]]
 
 
 class Source(Protocol):
-    """Where a walk gets directories from."""
+    """A source of directory pages, called by the walk."""
 
     async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
-        """Children behind an order key, and the key to continue after (b"": none is left)."""
+        """Returns children after an order key, and the key to continue after (b"": the end)."""
 
     def ahead(self, inos: Sequence[int]) -> None:
-        """These directories come next."""
+        """Announces the directories that the walk reads next."""
 
 
 class Fresh:
@@ -56,15 +56,15 @@ class Fresh:
 
 
 class Known:
-    """Pages of what the store has. `on_unlisted` is called with each directory of the walk whose
-    names were never listed, so that the walk cannot know what is below it."""
+    """Pages from the store. The walk calls `on_unlisted` with each directory that was never
+    listed: it cannot know the names below it."""
 
     def __init__(self, store: Store, on_unlisted: Callable[[int], None] | None = None) -> None:
         self._store = store
         self._on_unlisted = on_unlisted
 
     async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
-        await asyncio.sleep(0)  # a long walk leaves the loop to others between pages
+        await asyncio.sleep(0)  # a long walk must yield to other tasks
         with self._store.snapshot() as reader:
             names = Names(reader)
             found = names.children(ino, after, None, LIST_LIMIT)
@@ -74,12 +74,12 @@ class Known:
         return [(name_of(key), stored.inode) for key, stored in found], following
 
     def ahead(self, inos: Sequence[int]) -> None:
-        """Nothing to fetch."""
+        """Does nothing: the store needs no read-ahead."""
 
 
 @dataclass(slots=True)
 class _Level:
-    """A directory of the walk: where its listing stands, which subdirectories wait."""
+    """A directory of the walk: its listing position and the subdirectories still to walk."""
 
     ino: int
     path: bytes
@@ -89,8 +89,8 @@ class _Level:
 
 
 async def files(store: Store, tree: Tree, ino: int, source: Source) -> Files:
-    """Batches of (path below the namespace root, inode). Raises Stale for an ino that is gone and
-    what the source raises; directories that vanish below it are passed over."""
+    """Yields batches of (path below the namespace root, inode). Skips subdirectories that are
+    removed during the walk. Raises Stale for a removed ino, and the source's errors."""
     start = _start(store, tree, ino)
     if start[1].kind is not Kind.DIRECTORY:
         yield [start]
@@ -109,7 +109,7 @@ async def files(store: Store, tree: Tree, ino: int, source: Source) -> Files:
 
 
 async def _next_page(level: _Level, source: Source, *, nested: bool) -> list[Named]:
-    """The files of a directory's next page; its subdirectories wait in the level."""
+    """Returns the files of a directory's next page and queues its subdirectories in the level."""
     try:
         entries, level.after = await source.page(level.ino, level.after)
     except (NotFound, Stale, NotADirectory):
@@ -123,12 +123,12 @@ async def _next_page(level: _Level, source: Source, *, nested: bool) -> list[Nam
 
 
 def path_of(store: Store, tree: Tree, ino: int) -> bytes:
-    """Below the namespace root. Raises Stale."""
+    """Returns the path of an ino below the namespace root. Raises Stale."""
     return _start(store, tree, ino)[0]
 
 
 def _start(store: Store, tree: Tree, ino: int) -> Named:
-    """Where a walk begins: the path below the namespace root and the inode."""
+    """Returns the path of an ino below the namespace root, and its inode. Raises Stale."""
     with store.snapshot() as reader:
         names = Names(reader)
         stored, at = names.inode(ino), names.place(ino)
