@@ -1,6 +1,6 @@
-"""The walk of a job that counts ahead: what its paths select, fresh from the origins.
+"""The counting walk of a job: counts the files that its paths select, fresh from the origins.
 
-It brings names into the store, where the walk that feeds finds them.
+It stores the names that the feeding walk reads later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESOLVED_AT_ONCE: Final = 32
 
 
 class Counter:
-    """`moved` is called after every step; `wait` returns when something about the job changed."""
+    """The counting walk. It calls `moved` after every step; `wait` returns after the job changed."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Counter:
         self._wait = wait
 
     async def run(self) -> None:
-        """To the end of the list of paths. Cancelled: goes on from where it was recorded."""
+        """Counts to the end of the list of paths, starting at the recorded position."""
         job = self._job
         if job.record.counting_done:
             return
@@ -56,7 +56,7 @@ class Counter:
     async def _selected(
         self, index: int
     ) -> AsyncIterator[tuple[int, Selection, Answer | CacheFSError]]:
-        """The job's paths from one on, and what is at their bases."""
+        """Yields the job's paths from an index on, each with the lookup of its base."""
         job = self._job.record.job
         turns = asyncio.Semaphore(RESOLVED_AT_ONCE)
         while True:
@@ -83,7 +83,7 @@ class Counter:
     async def _count(
         self, index: int, selection: Selection, found: Answer | CacheFSError, after: bytes
     ) -> None:
-        """What one path selects."""
+        """Counts the files that one path selects."""
         base = selection.base
         if isinstance(found, CacheFSError):
             self._note(base, found)
@@ -99,7 +99,7 @@ class Counter:
             self._note(base, NotFound("the pattern matches no file", path=shown(base)))
 
     def _note(self, path: bytes, err: CacheFSError) -> None:
-        """One failure; none where it was recorded before the walk began again behind it."""
+        """Records a failure, unless an earlier run of the walk recorded it."""
         record = self._job.record
         with self._ground.store.snapshot() as reader:
             known = table.has_failed(reader, record.job, record.round, path)

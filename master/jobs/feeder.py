@@ -1,5 +1,5 @@
-"""The walk of a job that feeds: from the store, behind the walk that counts, through the job's
-window; once to load and once to check.
+"""The feeding walk of a job: reads the store behind the counting walk and fills the job's window,
+once to load and once to check.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ FILES_AT_ONCE: Final = 256
 
 
 class Feeder:
-    """`hand` takes parts that are to be handed out; `wait` returns when something about the job
-    changed; `save` when what the job decided is durable; `moved` is called at the end of a
-    pass."""
+    """The feeding walk. `hand` receives parts to assign to workers. `wait` returns after the job
+    changed, `save` when the job's decisions are durable. The walk calls `moved` after a pass."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Feeder:
         self._moved = moved
 
     async def run(self) -> None:
-        """Until the job's end. Cancelled: goes on behind the watermark."""
+        """Feeds until the job ends. After a cancellation a new run starts at the watermark."""
         job = self._job
         while job.runs:
             checks = job.checks
@@ -55,7 +54,7 @@ class Feeder:
                 await self._wait()
 
     async def _pass(self, start: Position) -> None:
-        """All that is selected behind a place."""
+        """Feeds every selected file after a position."""
         async for index, text in self._texts(start.index):
             after = start.path if index == start.index else b""
             while self._is_ahead(index):
@@ -63,7 +62,7 @@ class Feeder:
             await self._feed_one(index, select(text), after)
 
     def _is_ahead(self, index: int) -> bool:
-        """Is nothing known of this path yet?"""
+        """Returns whether the counting walk has not reached this path yet."""
         record = self._job.record
         if record.counting_done or record.counted.index > index:
             return False
@@ -85,7 +84,7 @@ class Feeder:
         base = selection.base
         known = self._ground.known(base)
         if known is None:
-            return  # who counted it said why
+            return  # the counting walk recorded the failure
         directory, inode = known
         if inode.kind is not Kind.DIRECTORY:
             above, _, name = base.rpartition(b"/")
@@ -102,10 +101,10 @@ class Feeder:
                 else:
                     await self._wait()
         except CacheFSError:
-            return  # the directory is gone: nothing is selected any more
+            return  # the directory was removed
 
     def _come(self, index: int) -> bytes | None:
-        """How far the walk that counts has come below a path; None: to the end."""
+        """Returns the position of the counting walk below a path; None: it has finished it."""
         record = self._job.record
         if record.counting_done or record.counted.index > index:
             return None
@@ -124,7 +123,7 @@ class Feeder:
     def _wanted(
         self, index: int, selection: Selection, origins: list[tuple[bytes, Origin]]
     ) -> list[tuple[int, bytes, Origin]]:
-        """What is selected, and in the second pass has not failed in the first."""
+        """Returns the selected files, in the second pass without those that failed."""
         record = self._job.record
         wanted = [(index, *one) for one in origins if selection.matches(one[0])]
         if not (self._job.checks and record.files_failed and wanted):
@@ -138,4 +137,4 @@ class Feeder:
 
 
 def _passed_over(path: bytes, err: CacheFSError) -> None:
-    """What the store cannot tell was told by the walk that counts."""
+    """Ignores a failure: the counting walk recorded it."""

@@ -1,4 +1,4 @@
-"""What load jobs need of the namespace that they run in, and how files become what workers get."""
+"""The parts of a namespace that its load jobs use, and the conversion of files to origins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from master.tree import Tree, join
 
 
 class JobContext(NamedTuple):
-    """One namespace, as its master gives it."""
+    """The parts of one namespace, passed by its master."""
 
     store: Store
     tree: Tree
@@ -30,7 +30,7 @@ class JobContext(NamedTuple):
     locate: Callable[[int], Origin]
 
     def known(self, path: bytes) -> tuple[int, Inode] | None:
-        """(ino of its directory, inode) of a path, as the store has it."""
+        """Returns the stored (ino of its directory, inode) of a path, or None."""
         with self.store.snapshot() as reader:
             names = Names(reader)
             above, inode = ROOT_INO, names.root()
@@ -57,7 +57,7 @@ class JobContext(NamedTuple):
         return max(1, self.policies.rule(join(directory, name)).replicas)
 
     def origins(self, directory: int, path: bytes, files: Entries) -> list[tuple[bytes, Origin]]:
-        """(path, where its bytes come from) of files of one directory; none of one that is gone."""
+        """Returns (path, origin) of a directory's files; [] if the directory was removed."""
         try:
             with self.store.snapshot() as reader:
                 place = self.tree.directory(Names(reader), directory)
@@ -87,7 +87,7 @@ class JobContext(NamedTuple):
         ]
 
     def _rules(self, directory: bytes) -> Callable[[bytes], Rule]:
-        """What policies say of a name in a directory: of all the same, where none has its own."""
+        """Returns a function from a name to its rule, constant if no name has its own policy."""
         if self.policies.differs_in(directory):
             return lambda name: self.policies.rule(join(directory, name))
         rule = self.policies.rule(directory)
@@ -95,6 +95,6 @@ class JobContext(NamedTuple):
 
 
 def _meet(one: bytes, other: bytes) -> bool:
-    """Tells whether one of two paths is at or below the other."""
+    """Returns whether one of two paths is at or below the other."""
     short, long = sorted((one, other), key=len)
     return not short or long == short or long.startswith(short + b"/")

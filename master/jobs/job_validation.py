@@ -1,4 +1,4 @@
-"""What operators ask of load jobs, checked, and in one form. Pure."""
+"""Validation and normal form of operators' requests for load jobs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULUS: Final = 1 << (8 * DIGEST_BYTES)
 
 
 def check(spec: JobSpec) -> None:
-    """Raises BadConfig for a spec that means nothing: it came over a wire."""
+    """Raises BadConfig for an invalid spec: specs arrive from the network."""
     if not 0 < len(spec.paths) <= PATHS_PER_CALL:
         raise BadConfig(f"a job begins with 1 to {PATHS_PER_CALL} paths, not {len(spec.paths)}")
     if spec.priority not in PRIORITIES:
@@ -31,7 +31,7 @@ def check(spec: JobSpec) -> None:
 
 
 def normal(path: bytes) -> bytes:
-    """A path or glob without empty parts. Raises BadConfig."""
+    """Returns a path or glob without empty and "." parts. Raises BadConfig."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     normal = b"/".join(parts)
     if b".." in parts or len(normal) > MAX_PATH_BYTES or b"\0" in normal:
@@ -40,15 +40,15 @@ def normal(path: bytes) -> bytes:
 
 
 def distinct(paths: Iterable[bytes]) -> list[bytes]:
-    """Without paths that others of them select as well."""
+    """Removes duplicates and paths below other paths of the list."""
     given = dict.fromkeys(paths)
     plain = {path for path in given if select(path).pattern is None}
     return [path for path in given if plain.isdisjoint(list(above(path))[1:])]
 
 
 def digest_of(paths: Iterable[bytes], before: bytes = b"") -> bytes:
-    """Of a list of paths, in whatever order, behind what came before it: the sum of their digests.
-    It is computed piece by piece, as lists come."""
+    """Returns the digest of a list of paths, independent of their order: the sum of their
+    digests. `before` is the digest of the earlier pieces of the list."""
     total = int.from_bytes(before, "big")
     for path in paths:
         total += int.from_bytes(hashlib.sha256(path).digest(), "big")
@@ -56,7 +56,7 @@ def digest_of(paths: Iterable[bytes], before: bytes = b"") -> bytes:
 
 
 def base_of(paths: Iterable[bytes]) -> bytes:
-    """The deepest path that all of these lie at or below."""
+    """Returns the deepest path that all of these lie at or below."""
     common: list[bytes] | None = None
     for path in paths:
         parts = select(path).base.split(b"/")

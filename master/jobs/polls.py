@@ -1,5 +1,5 @@
-"""Workers that wait for tasks: one question each, a later one ends an earlier one's wait. All
-methods belong to one event loop.
+"""The long polls of workers that wait for tasks: one per worker, a later one ends an earlier one.
+All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 
 
 class Polls:
-    """Who waits."""
+    """The open long polls, by worker."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Event] = {}
@@ -17,8 +17,8 @@ class Polls:
         return len(self._waiting)
 
     async def wait(self, worker: str, limit_s: float) -> bool:
-        """Until there may be news; False when the time is over, or another question of the same
-        worker came."""
+        """Waits for a wake-up. Returns False after the time limit, or when a later poll of the
+        same worker replaces this one."""
         earlier = self._waiting.get(worker)
         mine = self._waiting[worker] = asyncio.Event()
         if earlier is not None:
