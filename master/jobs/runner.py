@@ -1,4 +1,4 @@
-"""A running job: its two walks, looks at origins, and the writes that make its progress durable.
+"""A running job: its two walks, its stats of changed files and the writes of its progress.
 
 All methods belong to one event loop.
 """
@@ -28,7 +28,7 @@ SAVE_AGAIN_S = 5.0
 
 
 class Clocks:
-    """`now`: monotonic, `wall`: of the day; both in seconds."""
+    """The clocks of a job. `now`: monotonic, `wall`: wall time; both in seconds."""
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.now = now
@@ -36,9 +36,9 @@ class Clocks:
 
 
 class Runner:
-    """One job in this run of the master. `handed`: called when parts were added to the desk, or are
-    no longer wanted; `room`: bytes that may be cached in all, if known; `owners`: workers that
-    own blocks."""
+    """One job in this run of the master. The runner calls `handed` after it added parts to the
+    dispatcher, or cancelled them. `room` returns the total cache capacity in bytes, if known,
+    `owners` the number of workers that own blocks."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Runner:
     # ---- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to walk and to feed, from what is recorded."""
+        """Starts both walks at the recorded positions."""
         job = self.job
         self._desk.begin(job.order)
         counter = Counter(self._ground, job, self._moved, self.wait)
@@ -75,19 +75,19 @@ class Runner:
         self._spawn(feeder.run())
 
     def update(self) -> None:
-        """The job has other settings."""
+        """Applies changed settings of the job."""
         if self.job.runs:
             self._desk.begin(self.job.order)
 
     def halt(self) -> None:
-        """The job does not run any more: nothing of it is wanted."""
+        """Cancels the walks and tasks of a job that no longer runs."""
         self._desk.end(self.job.record.job)
         for task in self._tasks:
             task.cancel()
         self._handed()
 
     async def close(self) -> None:
-        """Ends it for this run of the master. What is settled is recorded."""
+        """Ends the job's work in this run of the master and records its progress."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -101,9 +101,9 @@ class Runner:
     # ---- tasks -----------------------------------------------------------------------------------
 
     def settle(self, pack: TaskBatch, told: TaskResult, worker: str) -> None:
-        """A worker told what became of a task."""
+        """Processes a worker's result of a task."""
         if told.room is not None:
-            self._check_room()  # that all of it is too much says more
+            self._check_room()  # "the whole job does not fit" is the better message
         self._do(self.job.settle(pack, told, self._clocks.now(), worker))
 
     def unowned(self, parts: Iterable[Part]) -> None:
@@ -111,7 +111,7 @@ class Runner:
         self._do(Effects())
 
     def _moved(self) -> None:
-        """A walk went on."""
+        """Processes the progress of a walk."""
         self._check_room()
         self._do(Effects())
 
@@ -124,7 +124,7 @@ class Runner:
             self.job.keeps_to(quotas, self._owners())
 
     def tick(self) -> None:
-        """About once a second."""
+        """Runs periodic checks. The service calls it about once a second."""
         self._check_room()
         self._do(Effects(parts=self.job.tick(self._clocks.now())))
 
@@ -147,7 +147,7 @@ class Runner:
         self._handed()
 
     async def _look(self, slot: Slot) -> None:
-        """The origin is asked again for a file that was not as it was known."""
+        """Stats a file again whose content at the origin differed from the stored metadata."""
         origin: Origin | None = None
         failure: CacheFSError | None = None
         async with self._looks:
@@ -169,7 +169,7 @@ class Runner:
     # ---- waiting ---------------------------------------------------------------------------------
 
     def stir(self) -> None:
-        """Something changed: those who wait look again."""
+        """Wakes the walks, which check the job again."""
         stirred, self._stirred = self._stirred, asyncio.Event()
         stirred.set()
 
@@ -190,7 +190,8 @@ class Runner:
             await asyncio.sleep(SAVE_AGAIN_S)
 
     async def save(self) -> None:
-        """Until what is to be durable now is. Raises what the store does. Cancelled: it goes on."""
+        """Writes the job's pending progress; durable on return. Raises the store's errors. After
+        a cancellation the write continues."""
         write = asyncio.ensure_future(self._save_once())
         write.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(write)
@@ -223,7 +224,7 @@ class Runner:
             self._broken(err)
 
     def _broken(self, err: BaseException) -> None:
-        """A walk broke: the job stops and says why."""
+        """Stops the job after an unexpected error of a walk, with the error as its message."""
         log.error("job %d broke", self.job.record.job, exc_info=err)
         why = err.one_line() if isinstance(err, CacheFSError) else type(err).__name__
         self.job.broke(f"stopped: {why}")
