@@ -25,7 +25,7 @@ RESOLVED_AT_ONCE: Final = 32
 
 
 class Counter:
-    """The counting walk. It calls `moved` after every step; `wait` returns after the job changed."""
+    """The counting walk. It calls `moved` after each step; `wait` returns after the job changed."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def normal(path: bytes) -> bytes:
 
 
 def distinct(paths: Iterable[bytes]) -> list[bytes]:
-    """Removes duplicates and paths below other paths of the list."""
+    """Removes duplicates, and paths below a plain path (not a glob) of the list."""
     given = dict.fromkeys(paths)
     plain = {path for path in given if select(path).pattern is None}
     return [path for path in given if plain.isdisjoint(list(above(path))[1:])]

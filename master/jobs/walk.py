@@ -1,8 +1,8 @@
-"""The files below a path in the order of their whole paths, from any of them on.
+"""A walk over the files below a path in the order of their whole paths, from any path on.
 
-That is the order of order keys in each directory, and of what lies in a directory at its place; so
-a path is a position, whatever happened to the names before it. Two sources of pages: `Fresh` asks
-origins where need be, `Known` reads the store alone, no further than another walk has come.
+Each directory is walked in the order of its order keys, and its subdirectories at their places. So
+a path is a position, even if earlier names change. There are two sources of pages. `Fresh` lists
+stale directories at the origin. `Known` reads the store, up to the position of another walk.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Entries = list[tuple[bytes, Inode]]  # order key, inode
 
 
 class Page(NamedTuple):
-    """Children of a directory; `after`: go on behind it, b"": that was all. `blocked`: there may be
-    more, which are not to be taken yet."""
+    """Children of a directory. `after`: the key to continue after, b"" at the end. `blocked`: more
+    children may exist but must not be read yet."""
 
     entries: Entries
     after: bytes
@@ -36,13 +36,13 @@ class Page(NamedTuple):
 
 
 class Source(Protocol):
-    """Where a walk gets directories from."""
+    """A source of directory pages, called by the walk."""
 
     async def page(self, ino: int, path: bytes, after: bytes) -> Page:
-        """Children behind an order key of the directory at a path."""
+        """Returns children after an order key, of the directory at a path."""
 
     def ahead(self, inos: Sequence[int]) -> None:
-        """These directories come next."""
+        """Announces the directories that the walk reads next."""
 
 
 class Fresh:
@@ -70,12 +70,12 @@ class Fresh:
             try:
                 self._ahead(ino)
             except CacheFSError:
-                pass  # it is found out when its turn comes
+                pass  # `page` raises it when the walk reads this directory
 
 
 class Known:
-    """Pages of what the store has. `come`: how far another walk has come, the path of a file; None:
-    to the end."""
+    """Pages from the store. `come` returns the position of another walk, the path of a file;
+    None: that walk has finished."""
 
     def __init__(self, store: Store, come: Callable[[], bytes | None]) -> None:
         self._store = store
@@ -95,12 +95,12 @@ class Known:
         return Page(entries, found[-1][0] if found else after, blocked=True)
 
     def ahead(self, inos: Sequence[int]) -> None:
-        """Nothing to fetch."""
+        """Does nothing: the store needs no read-ahead."""
 
 
 def _below(directory: bytes, come: bytes) -> bytes | None:
-    """Order keys below this one are behind the file `come`, or on the way to it; None: all of the
-    directory is."""
+    """Returns the order key below which the walk at file `come` has passed a directory's children,
+    or is inside them. None: it has passed all of them."""
     head = directory + b"/" if directory else b""
     if not come.startswith(head):
         return None if come > head else b"\0"
@@ -110,7 +110,7 @@ def _below(directory: bytes, come: bytes) -> bytes | None:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory of the walk: what of it is read and not walked yet."""
+    """A directory of the walk: its current page and the position in it."""
 
     ino: int
     path: bytes
@@ -129,8 +129,8 @@ class Found(NamedTuple):
 
 
 class OrderedWalk:
-    """A walk below a directory. `failed`: hears of directories that cannot be listed, which are
-    passed over; those that vanished are passed over without a word."""
+    """A walk below a directory. It skips subdirectories that cannot be listed and calls `failed`
+    with their errors; it skips removed ones silently."""
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class OrderedWalk:
         self._stack: list[_Level] = []
 
     def begin(self, ino: int, path: bytes, after: bytes) -> None:
-        """From behind the file `after` on, a path at or below `path` (b"": from the first)."""
+        """Sets the walk to start after the file `after`, a path at or below `path` (b"": at the
+        first file)."""
         self._stack = [_Level(ino, path)]
         head = path + b"/" if path else b""
         if not after.startswith(head) or after == path:
@@ -162,8 +163,8 @@ class OrderedWalk:
         self._stack[-1].after = name
 
     async def next(self) -> Found | None:
-        """More files; an empty list: none for now (ask again when the other walk has moved); None:
-        that was all. Raises what the source raises for the directory where the walk began."""
+        """Returns more files, or None at the end. No files: call again after the other walk has
+        moved. Raises the source's errors for the directory where the walk began."""
         while self._stack:
             level = self._stack[-1]
             if level.at < len(level.entries):
@@ -177,7 +178,7 @@ class OrderedWalk:
         return None
 
     def _files(self, level: _Level) -> Entries:
-        """Up to the next directory, which is gone into."""
+        """Returns the files up to the next directory, which becomes the current level."""
         entries, start = level.entries, level.at
         directory = Kind.DIRECTORY
         for at in range(start, len(entries)):
@@ -191,7 +192,7 @@ class OrderedWalk:
         return list(entries[start:])
 
     async def _read(self, level: _Level) -> bool:
-        """The next page of a level; True where there is none for now."""
+        """Reads the next page of a level. Returns True if it is empty for now."""
         try:
             page = await self._source.page(level.ino, level.path, level.after)
         except CacheFSError as err:
@@ -206,7 +207,7 @@ class OrderedWalk:
 
 
 def _directories(entries: Sequence[tuple[bytes, Inode]], start: int) -> list[int]:
-    """The next few of a page."""
+    """Returns the inos of the next few directories of a page."""
     found: list[int] = []
     for at in range(start, min(len(entries), start + 4 * AHEAD)):
         if entries[at][1].kind is Kind.DIRECTORY and len(found) < AHEAD:
