@@ -1,7 +1,7 @@
-"""The load jobs of one namespace: what operators ask of them, and what workers do for them.
+"""The load jobs of one namespace: the operators' calls, and the tasks of workers.
 
-`cachefs.core.services.JobService`, and `work`. Jobs that were running when the last master ended go
-on when `start` is called. All methods belong to one event loop.
+Implements `cachefs.core.services.JobService`, and `work`. `start` resumes jobs that were running
+when the last master ended. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ log = logging.getLogger("cachefs.jobs")
 
 T = TypeVar("T")
 TICK_S: Final = 1.0
-MAX_WAIT_S: Final = 50.0  # of a worker's question
-MAX_ROWS: Final = 1000  # of an answer
+MAX_WAIT_S: Final = 50.0  # of a worker's long poll
+MAX_ROWS: Final = 1000  # per reply
 MOST_TROUBLES: Final = 16  # jobs of each kind in a status document
 
 
 class LoadJobs:
-    """Opens what the last master left in the store. Blocks for a read. Raises BadConfig."""
+    """The load jobs. The constructor reads the recorded jobs; it blocks and raises BadConfig."""
 
     def __init__(self, ground: JobContext, clocks: Clocks) -> None:
         self._ground = ground
@@ -69,8 +69,8 @@ class LoadJobs:
         self._runners: dict[int, Runner] = {}
         self._forgotten: dict[int, JobRecord] = {}
         self._view: Callable[[], View | None] = lambda: None
-        self._version: tuple[int, int] = (-1, -1)  # of the view that the desk has
-        self._caches: dict[str, int] = {}  # what each worker may hold, in bytes
+        self._version: tuple[int, int] = (-1, -1)  # of the dispatcher's view
+        self._caches: dict[str, int] = {}  # capacity of each worker, in bytes
         self._changing = asyncio.Lock()
         self._ticks: asyncio.Task[None] | None = None
         self._closed = False
@@ -89,11 +89,11 @@ class LoadJobs:
     # ---- life ------------------------------------------------------------------------------------
 
     def follow(self, view: Callable[[], View | None]) -> None:
-        """Blocks have owners: those of this view. Without it whoever asks gets everything."""
+        """Assigns blocks to their owners in this view. Without a view every worker owns all."""
         self._view = view
 
     def start(self) -> None:
-        """Jobs that were running go on. Idempotent; every question does it."""
+        """Resumes jobs that were running. Idempotent; most calls do it first."""
         if self._ticks is not None or self._closed:
             return
         self._ticks = asyncio.ensure_future(self._tick())
@@ -103,12 +103,12 @@ class LoadJobs:
                 self._run(job)
 
     def release(self) -> None:
-        """Those who wait for tasks get none, now."""
+        """Ends all open long polls, without tasks."""
         self._releases += 1
         self._polls.wake()
 
     async def close(self) -> None:
-        """Ends all work of this run, records what it came to; those who wait for tasks get none.
+        """Ends all jobs of this run, records their progress and releases all long polls.
         Idempotent."""
         self._closed = True
         ticks, self._ticks = self._ticks, None
@@ -122,7 +122,7 @@ class LoadJobs:
 
     def _run(self, job: Job) -> None:
         number = job.record.job
-        self._caches.clear()  # workers say it again, as it is now
+        self._caches.clear()  # workers report their current capacity again
         ground, desk, wake = self._ground, self._desk, self._polls.wake
         runner = Runner(ground, job, desk, self._clocks, wake, self._room, self._owners)
         self._runners[number] = runner
@@ -132,8 +132,8 @@ class LoadJobs:
     # ---- workers ---------------------------------------------------------------------------------
 
     async def work(self, call: Work) -> Worked:
-        """See `Work`. Cancelled: tasks that were handed out come again when the worker says that it
-        did not see them, or when its time is over."""
+        """See `Work`. After a cancellation, assigned tasks are assigned again when the worker
+        reports that it did not see them, or when their lease expires."""
         self.start()
         self._place()
         if call.capacity_bytes >= 0:
@@ -164,7 +164,7 @@ class LoadJobs:
         return worked
 
     def _unowned(self, parts: Iterable[tuple[int, Part]]) -> None:
-        """After tasks may have been taken back: others get them."""
+        """Processes parts that have no owner, and wakes the polls if tasks were returned."""
         for job, part in parts:
             if (runner := self._runners.get(job)) is not None:
                 runner.unowned([part])
@@ -187,13 +187,13 @@ class LoadJobs:
             self._polls.wake()
 
     def _room(self) -> int | None:
-        """Bytes that may be cached in all; None while not all workers have said it."""
+        """Returns the total cache capacity in bytes; None until all workers reported theirs."""
         if not self._caches or len(self._caches) < self._owners():
             return None
         return sum(self._caches.values())
 
     def _owners(self) -> int:
-        """Workers that own blocks."""
+        """Returns the number of workers that own blocks."""
         view = self._view()
         return 1 if view is None else sum(member.weight > 0 for member in view.members)
 
@@ -211,8 +211,8 @@ class LoadJobs:
             await self._forget_some()
 
     async def _forget_some(self) -> None:
-        """Deletes what forgotten jobs had, some at a time; the oldest of too many ended ones are
-        forgotten."""
+        """Forgets the oldest ended jobs over the limit, and deletes the records of forgotten jobs
+        in batches."""
         try:
             await self._trim()
             for number, record in [*self._forgotten.items()]:
@@ -241,7 +241,7 @@ class LoadJobs:
         return await asyncio.wrap_future(self._ground.store.write(function))
 
     async def _save(self, job: Job) -> None:
-        """Until what a job is now is durable. Raises what the store does."""
+        """Writes the state of a job; durable on return. Raises the store's errors."""
         job.hurry()
         runner = self._runners.get(job.record.job)
         if runner is not None:
@@ -260,7 +260,8 @@ class LoadJobs:
     # ---- operators: see JobService ---------------------------------------------------------------
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
-        """Cancelled: it may have happened; the same `key` tells. Raises BadConfig."""
+        """Submits or updates a job. Raises BadConfig. After a cancellation the job may exist; a
+        retry with the same `key` returns it."""
         self.start()
         job_validation.check(spec)
         paths = (
@@ -305,7 +306,7 @@ class LoadJobs:
         return JobSubmitted(record.job)
 
     async def _update(self, job: Job, spec: JobSpec) -> JobSubmitted:
-        """Other settings for a job that has not ended; one that was stopped goes on."""
+        """Changes the settings of an unfinished job, and resumes it if it was stopped."""
         job.update(spec)
         await self._go_on(job, "resume")
         return JobSubmitted(job.record.job, updated=True)
@@ -321,7 +322,7 @@ class LoadJobs:
         return None
 
     def _by_digest(self, digest: bytes) -> Job | None:
-        """The job of these paths that has not ended."""
+        """Returns the unfinished job with these paths, or None."""
         for job in self._jobs.values():
             record = job.record
             if record.digest == digest and not (record.paths_open or record.state.has_ended):
@@ -359,8 +360,8 @@ class LoadJobs:
                 runner.stir()
 
     async def _become(self, job: Job, same: Job) -> None:
-        """All paths of a job are known now, and they are those of another one, which gets its
-        settings, and answers to its number from now on."""
+        """Merges a job into another one with the same paths, which takes over its settings and
+        its number."""
         record = job.record
         same.stands_for(record.job, record.key)
         await self._update(same, record.spec)
@@ -369,12 +370,12 @@ class LoadJobs:
         log.info("job %d: the same paths as job %d, which goes on", record.job, same.record.job)
 
     async def job(self, job: int) -> JobReply:
-        """Raises NotFound."""
+        """Returns the status of a job. Raises NotFound."""
         self.start()
         return JobReply(self._shown(self._job(job)))
 
     def _shown(self, job: Job) -> JobStatus:
-        """As it is now, and what it waits for."""
+        """Returns the status of a job, with the reason if it waits."""
         return job.shown(self._clocks.now(), waits_for=self._waits_for(job))
 
     def _waits_for(self, job: Job) -> str:
@@ -409,7 +410,7 @@ class LoadJobs:
     async def jobs(
         self, before: int, limit: int, sees: Callable[[bytes], bool] = lambda base: True
     ) -> JobTable:
-        """The newest first, of those with a base that somebody sees."""
+        """Returns jobs, newest first, whose base passes the filter `sees`."""
         self.start()
         limit = max(1, min(limit, MAX_ROWS))
         seen = (n for n, job in self._jobs.items() if sees(job.record.base))
@@ -418,7 +419,7 @@ class LoadJobs:
         return JobTable(rows, numbers[limit - 1] if len(numbers) > limit else 0)
 
     async def job_failures(self, job: int, after: int) -> JobFailures:
-        """Raises NotFound."""
+        """Returns a page of a job's failures. Raises NotFound."""
         record = self._job(job).record
         with self._ground.store.snapshot() as reader:
             found = table.failures(reader, job, record.round, after, FAILURES_PER_REPLY)
@@ -439,7 +440,7 @@ class LoadJobs:
             return JobReply(self._shown(one))
 
     async def _go_on(self, job: Job, action: str) -> None:
-        """Stops a job, or lets it run again; durable, then it happens."""
+        """Applies an action to a job: records it durably, then executes it."""
         number, ran, round_ = job.record.job, job.runs, job.record.round
         if not ran and (old := self._runners.pop(number, None)) is not None:
             await old.close()
@@ -455,7 +456,7 @@ class LoadJobs:
             runner.tick()
 
     def base_of(self, job: int) -> bytes:
-        """The deepest path that all paths of a job lie at or below. Raises NotFound."""
+        """Returns the deepest path that all paths of a job lie at or below. Raises NotFound."""
         return self._job(job).record.base
 
     def _job(self, job: int) -> Job:
@@ -468,7 +469,7 @@ class LoadJobs:
         return found
 
     def status(self) -> dict[str, int]:
-        """How many jobs are in which state, and tasks that workers have."""
+        """Returns the number of jobs per state, of assigned tasks and of open long polls."""
         counts = dict.fromkeys((state.value for state in JobState), 0)
         for job in self._jobs.values():
             counts[job.record.state.value] += 1
@@ -481,7 +482,7 @@ def _say_failure(task: asyncio.Task[None]) -> None:
 
 
 def _fitting(found: list[tuple[int, JobFailure]]) -> list[tuple[int, JobFailure]]:
-    """The first of them, which one frame of a node's socket holds; one at least."""
+    """Returns the first failures that fit in one frame of a node's socket, at least one."""
     left = FAILURES_BYTES
     for place, (_, failure) in enumerate(found):
         left -= len(failure.path) + len(failure.cause.encode()) + 100  # of its other fields
