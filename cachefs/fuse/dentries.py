@@ -2,7 +2,9 @@
 
 Records stay encoded: 64k inodes and names take about 40 MB. An inode's record never changes, it
 only expires: `Known.expires_at` bounds answers about names and attributes, while `open` may use an
-expired record. All times are those of the caller's clock, in seconds.
+expired record. A name leads to an ino and a nonce: after a rollback of the metadata store the ino
+may belong to another file, to which the name must not lead. All times are those of the caller's
+clock, in seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class MetadataCache:
 
     def __init__(self, limit: int = DEFAULT_INODES) -> None:
         self._inodes: TwoGenerationMap[int, Known] = TwoGenerationMap(limit)
-        self._names: TwoGenerationMap[tuple[int, bytes], tuple[int, float]] = TwoGenerationMap(
-            limit
+        # (parent, name) -> ino, nonce, end of validity
+        self._names: TwoGenerationMap[tuple[int, bytes], tuple[int, int, float]] = (
+            TwoGenerationMap(limit)
         )
         self._parents: TwoGenerationMap[int, int] = TwoGenerationMap(limit // 8)
         self.noted = InvalidationLog()
@@ -58,13 +61,15 @@ class MetadataCache:
     def lookup(self, parent: int, name: bytes, now: float) -> tuple[Inode | None, float] | None:
         """Returns the inode of a name (None: absent) and its validity in s; None on a miss."""
         entry = self._names.get((parent, name))
-        if entry is None or entry[1] <= now:
+        if entry is None or entry[2] <= now:
             return None
-        ino, expires_at = entry
+        ino, nonce, expires_at = entry
         if ino == NO_INO:
             return None, expires_at - now
         inode = self.inode(ino)
-        return (inode, expires_at - now) if inode is not None else None
+        if inode is None or inode.nonce != nonce:
+            return None
+        return inode, expires_at - now
 
     def parent(self, ino: int) -> int:
         """Returns the directory in which a directory was last seen, `ino` if that is unknown."""
@@ -73,8 +78,12 @@ class MetadataCache:
     def put_inode(self, ino: int, record: bytes, expires_at: float) -> None:
         self._inodes.put(ino, Known(record, expires_at))
 
-    def put_name(self, parent: int, name: bytes, ino: int, expires_at: float) -> None:
-        self._names.put((parent, name), (ino, expires_at))
+    def put_name(
+        self, parent: int, name: bytes, inode: Inode | None, expires_at: float
+    ) -> None:
+        """Records to what a name leads; None: the name does not exist."""
+        ino, nonce = (NO_INO, 0) if inode is None else (inode.ino, inode.nonce)
+        self._names.put((parent, name), (ino, nonce, expires_at))
 
     def put_parent(self, ino: int, parent: int) -> None:
         self._parents.put(ino, parent)
@@ -90,6 +99,10 @@ class MetadataCache:
         known = self._inodes.get(entry[0]) if entry is not None else None
         if entry is not None and known is not None:
             self._inodes.put(entry[0], known.expired())
+
+    def forget_names(self) -> None:
+        """Drops all names."""
+        self._names.clear()
 
     def names(self) -> list[tuple[int, bytes]]:
         return self._names.keys()

@@ -30,7 +30,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import MAX_INO, MAX_NAME_BYTES, ROOT_INO, Inode, Kind, NamespaceId
 from cachefs.core.two_generation_map import TwoGenerationMap
 from cachefs.fuse.attributes import Defaults, kernel_time
-from cachefs.fuse.dentries import DEFAULT_INODES, NO_INO, MetadataCache, encode_inode
+from cachefs.fuse.dentries import DEFAULT_INODES, MetadataCache, encode_inode
 from cachefs.fuse.directories import (
     DOTS,
     FIRST,
@@ -338,7 +338,7 @@ class Vfs:
         inode = _decode_inode(record)
         if not self._cache.noted.is_outdated(asked_at, parent, entry.name):
             self._check_reused(inode)
-            self._cache.put_name(parent, entry.name, inode.ino, expires_at)
+            self._cache.put_name(parent, entry.name, inode, expires_at)
             self._cache.put_inode(inode.ino, record, expires_at)
             if inode.kind is Kind.DIRECTORY:
                 self._cache.put_parent(inode.ino, parent)
@@ -467,7 +467,8 @@ class Vfs:
     # ---- the cache ----
     def _check_reused(self, inode: Inode) -> None:
         """Detects an ino that now belongs to another file, after the server's metadata store was
-        rolled back. A directory keeps its nodeid, with another generation."""
+        rolled back. A directory keeps its nodeid, with another generation. To be called before the
+        inode and names are recorded."""
         known = self._cache.inode(inode.ino) or self._files.pop_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not self._former:
@@ -476,6 +477,8 @@ class Vfs:
                 )
             if inode.kind is _FILE:
                 self._reassign(inode.ino)
+            else:
+                self._cache.forget_names()  # some may be those of the former directory
 
     def _reassign(self, ino: int) -> None:
         """Moves the ino to a new nodeid. Open files keep theirs."""
@@ -491,9 +494,8 @@ class Vfs:
         self._cache.put_inode(inode.ino, encode_inode(inode), expires_at)
 
     def _put_found(self, parent: int, name: bytes, inode: Inode | None, expires_at: float) -> None:
-        if inode is None:
-            return self._cache.put_name(parent, name, NO_INO, expires_at)
-        self._put(inode, expires_at)
-        self._cache.put_name(parent, name, inode.ino, expires_at)
-        if inode.kind is Kind.DIRECTORY:
+        if inode is not None:
+            self._put(inode, expires_at)
+        self._cache.put_name(parent, name, inode, expires_at)
+        if inode is not None and inode.kind is Kind.DIRECTORY:
             self._cache.put_parent(inode.ino, parent)

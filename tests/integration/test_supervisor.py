@@ -325,7 +325,7 @@ def test_an_upgrade_says_who_serves(mount: Callable[..., Mounted]) -> None:
         mounted.next_supervisor(supervisor)
         assert file.read(3 * MIB) == FILES["a"]
     wait_until(lambda: not is_running(client), "the old client ends")
-    assert not is_running(supervisor)
+    wait_until(lambda: not is_running(supervisor), "the old supervisor ends")
     assert mounted.node.status(mounted.path)["mounts"][0]["pid"] == said["pid"]
     mounted.node.umount(mounted.path)
 

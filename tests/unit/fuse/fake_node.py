@@ -117,6 +117,14 @@ class FakeNode:
             self.contents[ino] = data
             self.write_cache_file(ino, data)
 
+    def rename(self, path: str, to: str) -> None:
+        """Gives an entry another name in its directory."""
+        ino, name = self.find(path), os.fsencode(to.rpartition("/")[2])
+        rows = self.children[self.find(path.rpartition("/")[0])]
+        with self._lock:
+            key = name + b"/" if self.inodes[ino].kind is Kind.DIRECTORY else name
+            rows[:] = sorted([*(row for row in rows if row[2] != ino), (key, name, ino)])
+
     def publish(self, ino: int) -> None:
         name = self.content_name(ino)
         os.link(self.cache / name, self.pub / name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from cachefs.core.invalidation_log import InvalidationLog
 from cachefs.core.model import Inode, Kind
 from cachefs.core.two_generation_map import TwoGenerationMap
-from cachefs.fuse.dentries import NO_INO, MetadataCache, encode_inode
+from cachefs.fuse.dentries import MetadataCache, encode_inode
 
 
 def put(cache: MetadataCache, parent: int, name: bytes, inode: Inode, expires_at: float) -> None:
     cache.put_inode(inode.ino, encode_inode(inode), expires_at)
-    cache.put_name(parent, name, inode.ino, expires_at)
+    cache.put_name(parent, name, inode, expires_at)
 
 
 def test_generations_keep_what_is_used() -> None:
@@ -34,7 +34,7 @@ def test_a_name_is_answered_until_it_expires() -> None:
 
 def test_a_missing_name_is_an_answer() -> None:
     cache = MetadataCache(100)
-    cache.put_name(1, b"a", NO_INO, 10.0)
+    cache.put_name(1, b"a", None, 10.0)
     assert cache.lookup(1, b"a", 4.0) == (None, 6.0)
 
 
@@ -43,6 +43,15 @@ def test_a_name_without_its_inode_is_asked_again() -> None:
     put(cache, 1, b"a", Inode(7, Kind.FILE), 10.0)
     cache.forget_inode(7)
     assert cache.lookup(1, b"a", 1.0) is None
+
+
+def test_a_name_does_not_lead_to_another_file_of_its_ino() -> None:
+    cache = MetadataCache(100)
+    put(cache, 1, b"lost", Inode(7, Kind.FILE, nonce=1), 10.0)
+    other = Inode(7, Kind.FILE, nonce=2)
+    put(cache, 1, b"other", other, 10.0)
+    assert cache.lookup(1, b"lost", 1.0) is None
+    assert cache.lookup(1, b"other", 1.0) == (other, 9.0)
 
 
 def test_invalidation_ends_trust_and_keeps_what_the_ino_is() -> None:

@@ -845,6 +845,42 @@ def test_a_name_whose_ino_is_another_file_is_looked_up_again(
     run(test)
 
 
+@pytest.mark.parametrize("how", ["lookup", "listing"])
+def test_a_valid_name_of_an_ino_that_is_another_file_is_looked_up_again(
+    node: FakeNode, run: Callable[[Test], None], how: str
+) -> None:
+    """The name's own validity has not ended when another name leads to the ino."""
+
+    async def test(vfs: Vfs) -> None:
+        ino = await look(vfs, "d/cold")
+        assert vfs.lookup_nowait(node.find("d"), b"cold") is not MUST_WAIT
+        node.give_again(ino, b"other bytes")
+        node.rename("d/cold", "d/other")
+        if how == "lookup":
+            assert await look(vfs, "d/other") == ino
+        else:
+            await vfs._page(node.find("d"), FIRST)
+        assert vfs.lookup_nowait(node.find("d"), b"cold") is MUST_WAIT
+        assert (await vfs.lookup(node.find("d"), b"cold")).inode is None
+
+    run(test)
+
+
+def test_valid_names_of_an_ino_that_is_another_directory_are_looked_up_again(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    async def test(vfs: Vfs) -> None:
+        await look(vfs, "d/cold")
+        ino = node.find("d")
+        node.give_again(ino, b"")
+        node.rename("d", "e")
+        node.children[ino] = []
+        assert await look(vfs, "e") == ino
+        assert vfs.lookup_nowait(ino, b"cold") is MUST_WAIT
+
+    run(test)
+
+
 @pytest.mark.parametrize("how", ["lookup", "listing", "open"])
 def test_who_keeps_nodeids_hears_of_an_ino_that_is_given_again(
     node: FakeNode, run: Callable[[Test], None], how: str
