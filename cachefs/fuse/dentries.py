@@ -40,8 +40,8 @@ class MetadataCache:
     def __init__(self, limit: int = DEFAULT_INODES) -> None:
         self._inodes: TwoGenerationMap[int, Known] = TwoGenerationMap(limit)
         # (parent, name) -> ino, nonce, end of validity
-        self._names: TwoGenerationMap[tuple[int, bytes], tuple[int, int, float]] = (
-            TwoGenerationMap(limit)
+        self._names: TwoGenerationMap[tuple[int, bytes], tuple[int, int, float]] = TwoGenerationMap(
+            limit
         )
         self._parents: TwoGenerationMap[int, int] = TwoGenerationMap(limit // 8)
         self.noted = InvalidationLog()
@@ -78,9 +78,7 @@ class MetadataCache:
     def put_inode(self, ino: int, record: bytes, expires_at: float) -> None:
         self._inodes.put(ino, Known(record, expires_at))
 
-    def put_name(
-        self, parent: int, name: bytes, inode: Inode | None, expires_at: float
-    ) -> None:
+    def put_name(self, parent: int, name: bytes, inode: Inode | None, expires_at: float) -> None:
         """Records to what a name leads; None: the name does not exist."""
         ino, nonce = (NO_INO, 0) if inode is None else (inode.ino, inode.nonce)
         self._names.put((parent, name), (ino, nonce, expires_at))
