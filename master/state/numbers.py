@@ -2,7 +2,7 @@
 
 A store can be restored to an earlier state, from a backup or a machine snapshot. Clients and caches
 still use numbers that were assigned after that state, and the store does not know them. So each
-start skips numbers: the first one is derived from the start time, 32,768 numbers a second, and is
+start skips numbers: the first one is derived from the start time, 32,768 numbers per second, and is
 at least 2^20 above the last known number. Two starts from one state begin at different numbers
 unless the clock moves backwards. If it does, the nonce of a content still differs.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from cachefs.core.model import MAX_INO
 
 SKIPPED: Final = 1 << 20
-BITS_OF_A_SECOND: Final = 15
+NUMBERS_PER_S: Final = 1 << 15
 LAST_SECOND: Final = 1 << 32  # a clock beyond that (the year 2106) is wrong and is ignored
 
 
@@ -25,5 +25,5 @@ def skipped(next_ino: int) -> int:
 
 def first_of_start(next_ino: int, now_s: float) -> int:
     """Returns the first number that a store started at wall time `now_s` assigns."""
-    by_time = int(now_s) << BITS_OF_A_SECOND if 0 <= now_s < LAST_SECOND else 0
+    by_time = int(now_s * NUMBERS_PER_S) if 0 <= now_s < LAST_SECOND else 0
     return max(skipped(next_ino), by_time)

@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.model import MAX_INO
-from master.state.numbers import BITS_OF_A_SECOND, SKIPPED, first_of_start, skipped
+from master.state.numbers import NUMBERS_PER_S, SKIPPED, first_of_start, skipped
 
 NOW = 1_700_000_000.0
 
 
 def test_two_starts_of_one_state_begin_at_different_numbers() -> None:
     first, second = first_of_start(500, NOW), first_of_start(500, NOW + 1)
-    assert second - first == 1 << BITS_OF_A_SECOND
+    assert second - first == NUMBERS_PER_S
+    assert first_of_start(500, NOW + 0.5) - first == NUMBERS_PER_S // 2, "also within a second"
 
 
 def test_a_start_leaves_out_what_a_run_of_the_same_second_may_have_given() -> None:
