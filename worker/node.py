@@ -43,7 +43,7 @@ from worker.runtime.process_limits import available_memory
 from worker.runtime.tasks import Tasks
 from worker.server.server import NodeServer
 from worker.tier.config import WorkerConfig
-from worker.tier.disk import Shared
+from worker.tier.contents import NodeParts
 from worker.tier.quotas import Quotas
 
 log = logging.getLogger("cachefs.node")
@@ -146,7 +146,7 @@ class Node:
             self._sources.service,
             self._sources.connector,
             source=self._source,
-            shared=Shared(
+            shared=NodeParts(
                 MemoryBudget(limit_bytes),
                 self._is_owned,
                 Quotas(self._share),

@@ -108,7 +108,7 @@ def test_an_open_of_what_is_on_its_way_waits_for_it(tmp_path: Path) -> None:
         assert {type(body) for _, body, _ in answers} == {m.Opened}
         for _, _, fd in answers:
             assert fd is not None
-            only(worker).parts.close(fd)
+            only(worker).disk.close(fd)
         await until(lambda: len(rig.published()) >= 2 * LEAST_OPENS)
 
     rig = serve(tmp_path, script)

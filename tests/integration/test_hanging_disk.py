@@ -183,10 +183,10 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> 
             await until(lambda: rig.name(12) in rig.published())
             await fetch(worker, NAMESPACE, 20)
             assert await read(worker, 20) == rig.data[20]
-            ledger, index = only(worker).parts.ledger, only(worker).parts.tier.index
+            ledger, index = only(worker).contents.ledger, only(worker).disk.directory.index
             await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
             ledger.check_invariants()
-            only(worker).parts.memory.check_invariants()
+            only(worker).context.memory.check_invariants()
 
     run(script())
 

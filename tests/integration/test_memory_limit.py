@@ -71,7 +71,7 @@ def test_windows_shrink_when_memory_is_short_and_nothing_fails(
         rig.put(1, 60 * MIB)
         async with rig.worker() as worker:
             if short:
-                only(worker).parts.memory.tiers_bytes = 190 * MIB  # as if others had taken it
+                only(worker).context.memory.tiers_bytes = 190 * MIB  # as if others had taken it
             assert await read(worker, 1, MIB) == rig.data[1]
             await fetch(worker, NAMESPACE, 1)
 

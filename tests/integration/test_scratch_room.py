@@ -24,7 +24,7 @@ async def fill(rig: Rig, worker: Cache) -> None:
     """Makes the cache full: not even a page more is admitted."""
     for n in range(1000, 1064):
         await read(worker, rig.put(n, MIB))
-        if only(worker).parts.ledger.free_for_files < MIB:
+        if only(worker).contents.ledger.free_for_files < MIB:
             return
     raise AssertionError("the cache did not become full")
 
@@ -60,8 +60,8 @@ def test_clients_that_keep_everything_stop_nobody(tmp_path: Path) -> None:
             for n, data in zip(files, found, strict=True):
                 assert data == rig.data[n]
             assert took_s < 20.0, "54 pages, 0.1 s each at most were there no memory at all"
-            only(worker).parts.memory.check_invariants()
-            only(worker).parts.ledger.check_invariants()
+            only(worker).context.memory.check_invariants()
+            only(worker).contents.ledger.check_invariants()
             for fd in held:
                 os.close(fd)
 
@@ -80,14 +80,14 @@ def test_many_small_files_that_the_cache_refuses_may_be_open(tmp_path: Path) -> 
             readers = await asyncio.gather(*(open_reader(worker, n) for n in files))
             whole = [reader for reader in readers if reader.grant.complete]
             assert 0 < len(whole) < len(readers)
-            parts = only(worker).parts
-            most_bytes = parts.ledger.scratch_limit_bytes // segments.WHOLE_SHARE
+            one = only(worker)
+            most_bytes = one.contents.ledger.scratch_limit_bytes // segments.WHOLE_SHARE
             assert sum(reader.grant.size for reader in whole) <= most_bytes
             for n, reader in zip(files, readers, strict=True):
                 assert await reader.at(0, reader.grant.size) == rig.data[n]
             for reader in readers:
                 reader.close()
-            assert not parts.counters.errors, "a file that is not opened whole is no error"
+            assert not one.context.counters.errors, "a file that is not opened whole is no error"
 
     run(script())
 

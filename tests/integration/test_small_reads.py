@@ -152,11 +152,11 @@ def path_of(rig: Rig, ino: int) -> bytes:
 
 async def recorded(worker: Cache) -> None:
     """The index has everything, and the accounts agree with it."""
-    ledger, index = only(worker).parts.ledger, only(worker).parts.tier.index
+    ledger, index = only(worker).contents.ledger, only(worker).disk.directory.index
     await until(lambda: worker.status()["fills_in_flight"] == 0)
     await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
     ledger.check_invariants()
-    only(worker).parts.memory.check_invariants()
+    only(worker).context.memory.check_invariants()
     assert ledger.reserved_bytes == 0
 
 
@@ -192,7 +192,7 @@ def test_after_the_first_file_of_a_source_one_thread_reads_them(
             assert rig.disk_bytes() <= status["used_bytes"] + 64 * 1024
             for ino in inos:
                 key = rig.content(ino).key
-                sums = only(worker).parts.tier.index.checksums(key, len(rig.data[ino]))[1]
+                sums = only(worker).disk.directory.index.checksums(key, len(rig.data[ino]))[1]
                 assert sums == {0: xxhash.xxh3_64_intdigest(rig.data[ino])}
         assert {stored[path_of(rig, ino)] for ino in inos[1:]} == {"store"}
         async with rig.worker() as worker:
@@ -495,7 +495,7 @@ def test_files_that_peers_have_come_from_them(tmp_path: Path, origin: SmallOrigi
                 assert await read(nodes[2].worker, ino) == rig.data[ino]
             assert (origin.began, rig.origin.calls["read"]) == before
             for node in nodes:
-                only(node.worker).parts.ledger.check_invariants()
+                only(node.worker).contents.ledger.check_invariants()
 
     run(origin, script())
 
@@ -534,7 +534,7 @@ def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: Sma
             one, two = tiers._tiers.running
             for ino in inos[:3]:
                 assert await read_in(two, rig, ino) == rig.data[ino]
-            ledger, index = two.parts.ledger, two.parts.tier.index
+            ledger, index = two.contents.ledger, two.disk.directory.index
             await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes > 0)
             assert origin.began == [path_of(rig, ino) for ino in inos[1:3]]
             assert await read_in(one, rig, inos[3]) == rig.data[inos[3]]
@@ -600,7 +600,7 @@ def test_a_disk_that_fails_the_write_is_read_past(
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             await recorded(worker)
             await published(rig, {rig.name(1)})
-            only(worker).parts.health._until_s = 0
+            only(worker).disk.health._until_s = 0
             assert await read(worker, 11) == rig.data[11]
             assert worker.status()["tiers"][0]["state"] == "normal"
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
@@ -731,7 +731,7 @@ def test_a_worker_that_closes_leaves_nothing_to_wait_for(place: Path, origin: Sm
         for found in await asyncio.gather(*readers, return_exceptions=True):
             assert isinstance(found, Interrupted)
         assert rig.origin.calls["read"] == 1
-        only(worker).parts.ledger.check_invariants()
+        only(worker).contents.ledger.check_invariants()
         assert rig.published() == {rig.name(1)}
         origin.go_on()
 
@@ -756,7 +756,7 @@ def test_a_worker_that_closes_while_bodies_come(place: Path, origin: SmallOrigin
             await until(lambda: len(got) > 10)
         for found in await asyncio.gather(*readers, return_exceptions=True):
             assert found is None or isinstance(found, CacheFSError), found
-        only(worker).parts.ledger.check_invariants()
+        only(worker).contents.ledger.check_invariants()
         assert rig.published() >= {rig.name(ino) for ino in got}
         async with rig.worker() as worker:
             for ino in inos:

@@ -58,8 +58,8 @@ def test_what_a_full_thin_volume_lost_is_never_read(
             wrong = [ino for ino, data in published(rig, AFTER).items() if data != rig.data[ino]]
             assert not wrong, f"{len(wrong)} files are published and damaged"
             assert "lost bytes" in caplog.text
-            if not only(worker).parts.health.lost:
-                await until(lambda: only(worker).parts.health.in_service)
+            if not only(worker).disk.health.lost:
+                await until(lambda: only(worker).disk.health.in_service)
             for ino in (*BEFORE, *AFTER):
                 assert await read(worker, ino) == rig.data[ino]
         disk.extend()

@@ -432,7 +432,7 @@ def test_segments_that_are_held_are_not_taken(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             held: list[tuple[int, Any]] = []
             await hold_all(rig, worker, held)
-            assert only(worker).parts.memory.segments_bytes > 0
+            assert only(worker).context.memory.segments_bytes > 0
             assert rig.disk_bytes() <= 16 * MIB
             for n, thing in held:
                 if isinstance(thing, int):
@@ -463,8 +463,8 @@ def test_what_nobody_waits_for_keeps_no_room_from_who_waits(
             for reader in readers[:2]:
                 held.append((await ensure(worker, reader.grant.handle, 0, 8 * MIB))[1])
                 await until(lambda: worker.status()["fills_in_flight"] == 0)
-            parts = only(worker).parts
-            assert parts.ledger.free_for_scratch < MIB, "there is no room"
+            one = only(worker)
+            assert one.contents.ledger.free_for_scratch < MIB, "there is no room"
             for n, reader in enumerate(readers[2:4], 4):
                 assert await reader.at(0, 100) == rig.data[n][:100]
             for reader in readers:
@@ -520,20 +520,20 @@ def test_an_eviction_that_nobody_waits_for_any_more_is_accounted_for(
         async with rig.worker() as worker:
             for n in range(1, 7):
                 await read(worker, n)
-            parts = only(worker).parts
+            one = only(worker)
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             fetching = asyncio.ensure_future(only(worker)._space.reserve(8 * MIB))
             assert await asyncio.to_thread(evicting.wait, LIMIT_S)
             fetching.cancel()
             await asyncio.wait([fetching])
             go_on.set()
-            await until(lambda: parts.counters.evicted_files["space"] > 0)
-            await asyncio.to_thread(parts.writer.write, [])
-            records = dict(parts.tier.index.scan(b"", 100))
-            assert set(parts.order.keys()) == set(records)
+            await until(lambda: one.context.counters.evicted_files["space"] > 0)
+            await asyncio.to_thread(one.disk.writer.write, [])
+            records = dict(one.disk.directory.index.scan(b"", 100))
+            assert set(one.contents.order.keys()) == set(records)
             kept_bytes = sum(record.allocated_bytes for record in records.values())
-            assert parts.ledger.cached_bytes == kept_bytes
-            assert parts.ledger.reserved_bytes == 0
+            assert one.contents.ledger.cached_bytes == kept_bytes
+            assert one.contents.ledger.reserved_bytes == 0
 
     run(script())
 
@@ -586,8 +586,8 @@ def test_always_takes_the_new_and_keeps_what_is_protected_or_open(
             assert worker.status()["evicted_files"]["space"] > 40
             opened.close()
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
-            totals = only(worker).parts.tier.index.totals()
-            assert totals.allocated_bytes == only(worker).parts.ledger.cached_bytes
+            totals = only(worker).disk.directory.index.totals()
+            assert totals.allocated_bytes == only(worker).contents.ledger.cached_bytes
 
     run(script())
 
@@ -714,7 +714,7 @@ def test_free_in_the_middle_of_a_fill(tmp_path: Path) -> None:
             assert rig.published() == set()
             files = [
                 name
-                for fan in only(worker).parts.tier.fans()
+                for fan in only(worker).disk.directory.fans()
                 for name in os.listdir(rig.tier / "files" / fan)
             ]
             assert files == []
@@ -746,7 +746,7 @@ def test_a_full_disk_is_read_past(
                 assert await read(worker, 2) == rig.data[2], "what is cached is read"
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             assert caplog.text.count("cache disk failed") == 1
-            only(worker).parts.health._until_s = 0
+            only(worker).disk.health._until_s = 0
             assert await read(worker, 1) == rig.data[1]
             await fetch(worker, NAMESPACE, 1)
             assert worker.status()["tiers"][0]["state"] == "normal"
@@ -772,7 +772,7 @@ def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
                 patch.setattr(os, "pwrite", pwrite)
                 with pytest.raises(NoSpace):
                     await read(worker, 1)
-            only(worker).parts.health._until_s = 0
+            only(worker).disk.health._until_s = 0
             assert await read(worker, 1) == rig.data[1]
             await fetch(worker, NAMESPACE, 1)
             assert rig.published() == {rig.name(1)}
@@ -790,17 +790,17 @@ def test_an_index_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rig.put(2, 12 * MIB)
         async with rig.worker() as worker:
             with monkeypatch.context() as patch:
-                patch.setattr(only(worker).parts.tier.index, "write", broken)
+                patch.setattr(only(worker).disk.directory.index, "write", broken)
                 assert await read(worker, 1) == rig.data[1]
                 assert await read(worker, 2) == rig.data[2]
                 await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
                 assert worker.status()["tiers"][0]["state"] == "degraded"
                 assert rig.published() == set()
             await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
-            only(worker).parts.health._until_s = 0
+            only(worker).disk.health._until_s = 0
             await fetch(worker, NAMESPACE, 1)
             assert rig.published() == {rig.name(1)}
-            assert only(worker).parts.ledger.cached_bytes == 112 << 10
+            assert only(worker).contents.ledger.cached_bytes == 112 << 10
 
     run(script())
 
@@ -835,7 +835,7 @@ def test_what_the_origin_answers_wrongly_never_becomes_bytes(tmp_path: Path) -> 
             rig.origin.read = read_right  # type: ignore[method-assign]
             assert await read(worker, 1) == rig.data[1]
             with pytest.raises(NotFound):
-                await only(worker).parts.metadata(b"?" * 16).locate(1)  # type: ignore[arg-type]
+                await only(worker).context.metadata(b"?" * 16).locate(1)  # type: ignore[arg-type]
 
     run(script())
 
@@ -856,7 +856,7 @@ def test_a_file_of_which_the_disk_did_not_say_what_is_cached_is_not_begun_anew(
             with monkeypatch.context() as patch:
                 patch.setattr(TierDirectory, "open_file", _fails)
                 reader = await open_reader(worker, 1)
-            only(worker).parts.health.returned()  # the pause after a fault is over
+            only(worker).disk.health.returned()  # the pause after a fault is over
             for page in (20, 30):
                 offset = page * MIB
                 assert await reader.at(offset, 9) == rig.data[1][offset : offset + 9]

@@ -55,7 +55,7 @@ def serve_rig(
                 server.close_listener()
                 await server.drain(0)
             await until(lambda: len(only(worker)._catalog) == 0)
-            only(worker).parts.ledger.check_invariants()
+            only(worker).contents.ledger.check_invariants()
             assert worker.status()["fills_in_flight"] == worker.status()["reserved_bytes"] == 0
 
     run(serving())

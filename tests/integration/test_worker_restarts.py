@@ -49,7 +49,7 @@ def test_a_restart_finds_everything(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             tier = worker.status()["tiers"][0]
             assert (tier["cached_bytes"], tier["files"]) == (used, 20)
-            assert len(only(worker).parts.order) == 20
+            assert len(only(worker).contents.order) == 20
             for n in range(1, 20):
                 assert await read(worker, n) == rig.data[n]
             reader = await open_reader(worker, 20)
@@ -86,7 +86,7 @@ def test_the_order_of_eviction_survives(tmp_path: Path) -> None:
             rig.wall_s += 10
             worker.used([rig.name(3), "junk", "00" * 36], SMALL)
         async with rig.worker() as worker:
-            keys = [key.hex() for key in only(worker).parts.order.candidates(100)]
+            keys = [key.hex() for key in only(worker).contents.order.candidates(100)]
             assert keys == [rig.name(n) for n in (1, 2, 10, 9, 8, 7, 6, 5, 4, 3)]
 
     run(script())
@@ -326,8 +326,8 @@ def test_files_without_a_record_are_swept(tmp_path: Path) -> None:
             assert (folder / "notes.txt").exists()
             assert await read(worker, 1) == rig.data[1]
             real = sum(os.stat(place(rig, n)).st_blocks * 512 for n in (1, 2))
-            await until(lambda: only(worker).parts.ledger.cached_bytes == real)
-            await until(lambda: only(worker).parts.tier.index.totals().allocated_bytes == real)
+            await until(lambda: only(worker).contents.ledger.cached_bytes == real)
+            await until(lambda: only(worker).disk.directory.index.totals().allocated_bytes == real)
 
     run(script())
 
@@ -357,7 +357,7 @@ def test_100_000_cached_files_are_taken_over_at_once(tmp_path: Path) -> None:
         assert worker.status()["tiers"][0]["files"] == 100_000
         await asyncio.wait_for(only(worker)._space.order_loaded.wait(), 20)
         loaded_s = time.monotonic() - started
-        assert len(only(worker).parts.order) == 100_000
+        assert len(only(worker).contents.order) == 100_000
         await worker.close()
         print(f"taken over in {took_s:.3f} s, order known after {loaded_s:.2f} s")
         assert took_s < 3.0  # on a busy machine; its order comes later

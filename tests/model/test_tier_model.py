@@ -197,31 +197,33 @@ class Model:
         await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
         only(worker)._leftovers.check(urgent=True)
         await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
-        await asyncio.to_thread(only(worker).parts.writer.write, [])
+        await asyncio.to_thread(only(worker).disk.writer.write, [])
 
     def check_limit(self) -> None:
-        ledger = only(self.worker).parts.ledger
+        ledger = only(self.worker).contents.ledger
         ledger.check_invariants()
         assert self.rig.disk_bytes() <= LIMIT
         assert ledger.used_bytes <= LIMIT
 
     def check_accounts(self) -> None:
-        worker, parts = self.worker, only(self.worker).parts
-        assert parts.ledger.reserved_bytes == 0
+        worker, one = self.worker, only(self.worker)
+        assert one.contents.ledger.reserved_bytes == 0
         real = 0
-        records = dict(parts.tier.index.scan(b"", 1000))
-        for fan in parts.tier.fans():
-            for name in parts.tier.names(fan):
+        records = dict(one.disk.directory.index.scan(b"", 1000))
+        for fan in one.disk.directory.fans():
+            for name in one.disk.directory.names(fan):
                 real += os.stat(self.rig.tier / "files" / fan / name).st_blocks * 512
                 assert bytes.fromhex(name) in records, "a file without a record"
-        cached = parts.ledger.cached_bytes
-        assert parts.tier.index.totals().allocated_bytes == cached
+        cached = one.contents.ledger.cached_bytes
+        assert one.disk.directory.index.totals().allocated_bytes == cached
         assert cached == sum(record.allocated_bytes for record in records.values())
         # A disk may need another block for a file when it writes it back.
         assert cached <= real <= cached + 4096 * len(records)
-        assert set(only(worker).parts.order._slot) == set(records)  # type: ignore[attr-defined]
-        for key in parts.order.keys():  # noqa: SIM118
-            assert not parts.order.held(key)[0] or records[key].held_until_s, "it forgets a hold"
+        assert set(only(worker).contents.order._slot) == set(records)  # type: ignore[attr-defined]
+        for key in one.contents.order.keys():  # noqa: SIM118
+            assert not one.contents.order.held(key)[0] or records[key].held_until_s, (
+                "it forgets a hold"
+            )
         for name in self.rig.published():
             assert records[bytes.fromhex(name)].complete
 

@@ -20,11 +20,10 @@ import pytest
 from cachefs.core.errors import CacheFSError, NoSpace, Stale
 from cachefs.core.tiers import TierSpec
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Reader, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Reader, run, scrubber_of, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
 from worker.cache import tier as tier_module
 from worker.cache.cache import Cache
-from worker.tier.scrub import Scrubber
 
 LIMITS = (32 * MIB, 48 * MIB, 96 * MIB)
 ROUNDS = 3
@@ -225,7 +224,7 @@ class Model:
             if not one.in_service:  # a step left it and its own end was overtaken by another's
                 come_back(one)
         # A tier that has just come back is swept once it knows what it has.
-        await until(lambda: all(one.parts.order_known for one in keeper.running))
+        await until(lambda: all(one.contents.order_known for one in keeper.running))
         moves._sweep_due = True
         for _ in range(20):
             for doubled in moves._doubled.values():
@@ -237,23 +236,24 @@ class Model:
         assert not moves._doubled
         assert not moves._sweep_due
         for one in keeper.running:
-            await asyncio.to_thread(one.parts.writer.write, [])
+            await asyncio.to_thread(one.disk.writer.write, [])
 
     def check_limits(self) -> None:
         for one in self.tiers._tiers.running:
-            one.parts.ledger.check_invariants()
-            assert one.parts.ledger.used_bytes <= one.spec.limit_bytes
+            one.contents.ledger.check_invariants()
+            assert one.contents.ledger.used_bytes <= one.spec.limit_bytes
         self.tiers._moves._promotions.check_invariants()
 
     def check(self) -> None:
         seen: set[bytes] = set()
         for one in self.tiers._tiers.running:
             assert one.users == 0
-            parts = one.parts
-            assert parts.ledger.reserved_bytes == 0
-            records = dict(parts.tier.index.scan(b"", 1000))
-            assert set(parts.order.keys()) == set(records)
-            assert parts.ledger.cached_bytes == sum(r.allocated_bytes for r in records.values())
+            assert one.contents.ledger.reserved_bytes == 0
+            records = dict(one.disk.directory.index.scan(b"", 1000))
+            assert set(one.contents.order.keys()) == set(records)
+            assert one.contents.ledger.cached_bytes == sum(
+                r.allocated_bytes for r in records.values()
+            )
             assert not seen & set(records), "one content in two tiers"
             seen |= set(records)
         self.tiers._tiers._setting.shared.memory.check_invariants()
@@ -263,7 +263,7 @@ class Model:
         for one in self.tiers._tiers.running:
             for ino in [*self.rig.in_tier(one.index)][:2]:
                 self.rig.flip(one.index, ino, self.random.randrange(len(self.rig.data[ino])))
-            scrubber = Scrubber(one.parts, one._catalog, 1 << 40)
+            scrubber = scrubber_of(one, 1 << 40)
             while await scrubber.step():
                 pass
         for ino in self.inos:

@@ -35,7 +35,7 @@ from worker.runtime.memory import MemoryBudget, budget
 from worker.runtime.process_limits import available_memory
 from worker.tier.catalog import FreedCounts
 from worker.tier.config import WorkerConfig
-from worker.tier.disk import Shared
+from worker.tier.contents import NodeParts
 
 
 class Cache:
@@ -63,7 +63,7 @@ class Cache:
         connector_for: ConnectorFor,
         clocks: Clocks | None = None,
         source: Source | None = None,
-        shared: Shared | None = None,
+        shared: NodeParts | None = None,
     ) -> Cache:
         """Takes all directories over, without reading their data. A tier whose disk fails is left
         out, and tried again later. `config` holds everything but directories and sizes; `metadata`
@@ -75,7 +75,8 @@ class Cache:
             metadata,
             clocks or Clocks(),
             source or OriginSource(connector_for),
-            shared or Shared(MemoryBudget(budget(config.memory_limit_bytes, available_memory()))),
+            shared
+            or NodeParts(MemoryBudget(budget(config.memory_limit_bytes, available_memory()))),
         )
         tiers = TierSet(setting, specs)
         cache = cls(setting, tiers)

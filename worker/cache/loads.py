@@ -25,7 +25,9 @@ from worker.fill.fill import Filler
 from worker.fill.transfer import PIECE_PAGES
 from worker.tier.admission import Admission, NoRoom
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts, no_answer
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk, no_answer
 from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
 from worker.tier.maintenance import Housekeeping
@@ -41,18 +43,22 @@ class TierLoading:
 
     def __init__(
         self,
-        parts: Parts,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
         catalog: Catalog,
         space: Admission,
         housekeeping: Housekeeping,
         filler: Filler,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._space = space
         self._housekeeping = housekeeping
         self._filler = filler
-        self._checks = Checks(parts, catalog)
+        self._checks = Checks(context, disk, catalog)
         self._loop = asyncio.get_running_loop()
         self._known: list[Load] = []  # to be looked up together
         self._few = asyncio.Semaphore(FEW)
@@ -72,11 +78,11 @@ class TierLoading:
                 self._catalog.leave(entry)
         if not self._catalog.is_live(key) and not self._catalog.is_absent(key):
             return self._look_soon(load)
-        self._parts.tasks.start(self._load(load))
+        self._context.tasks.start(self._load(load))
 
     def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
         """See `CacheLoading`."""
-        if self._parts.memory.under_pressure:
+        if self._context.memory.under_pressure:
             return PrefetchResult.REFUSED
         entry = self._catalog.open_nowait(origin, origin.content.key)
         if entry is None:
@@ -102,9 +108,8 @@ class TierLoading:
 
     def places_ahead(self) -> int:
         """See `CacheLoading`."""
-        parts = self._parts
-        most = AT_ONCE if self._filler.serves_small else parts.config.fetch_threads
-        return most - FREE_PLACES - parts.counters.fills_in_flight
+        most = AT_ONCE if self._filler.serves_small else self._context.config.fetch_threads
+        return most - FREE_PLACES - self._context.counters.fills_in_flight
 
     def _came_ahead(
         self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
@@ -123,11 +128,13 @@ class TierLoading:
 
     async def room(self) -> Room:
         """See `CacheLoading`."""
-        return await room(self._parts, self._catalog, self._housekeeping)
+        return await room(
+            self._context, self._disk, self._contents, self._catalog, self._housekeeping
+        )
 
     def capacity(self) -> int:
         """See `CacheLoading`."""
-        ledger = self._parts.ledger
+        ledger = self._contents.ledger
         kept_bytes = ledger.headroom_bytes + ledger.scratch_floor_bytes + ledger.overhead_bytes
         return max(0, ledger.limit_bytes - kept_bytes)
 
@@ -162,7 +169,7 @@ class TierLoading:
         entry.hold_when_whole = None
         self._catalog.leave(entry)
         if error is None:  # it was given up, by the cache or its disk
-            self._parts.tasks.start(self._load(load, piece.origin_bytes))
+            self._context.tasks.start(self._load(load, piece.origin_bytes))
         else:
             load.ended(Loaded(piece.origin_bytes, error))
 
@@ -176,7 +183,7 @@ class TierLoading:
         """Returns why a file that was fetched is not cached."""
         if entry.failed is not None:
             return entry.failed
-        if not self._parts.health.in_service:
+        if not self._disk.health.in_service:
             return Unavailable(f"{no_answer().strerror}: the file may not be cached")
         return Missing("it was dropped while it was loaded")
 
@@ -190,7 +197,7 @@ class TierLoading:
 
     def _look(self) -> None:
         known, self._known = self._known, []
-        self._parts.tasks.start(self._look_up(known))
+        self._context.tasks.start(self._look_up(known))
 
     async def _look_up(self, known: Sequence[Load]) -> None:
         files = [TaskFile(load.origin, load.block) for load in known]
@@ -201,7 +208,7 @@ class TierLoading:
             missing = set(range(len(files)))
         await self._hold([load for place, load in enumerate(known) if place not in missing])
         for place in missing:
-            self._parts.tasks.start(self._load_late(known[place]))
+            self._context.tasks.start(self._load_late(known[place]))
 
     async def _hold(self, complete: Sequence[Load]) -> None:
         """They are here: durable, and held from now on."""
@@ -260,7 +267,7 @@ class TierLoading:
             await self._catalog.hold([(entry.key, block.load.hold)])
 
     def _check(self, entry: Entry) -> None:
-        if entry.failed is not None or entry.detached or not self._parts.health.in_service:
+        if entry.failed is not None or entry.detached or not self._disk.health.in_service:
             raise self._lost(entry)
 
     async def _bring(self, entry: Entry, block: _Block) -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from worker.cache.reads import ReadService
     from worker.tier.admission import Admission
     from worker.tier.catalog import Catalog
-    from worker.tier.disk import Parts
+    from worker.tier.context import TierContext
+    from worker.tier.disk import TierDisk
     from worker.tier.entry import Entry
     from worker.tier.maintenance import Housekeeping
     from worker.tier.probe import TierWatch
@@ -32,14 +33,16 @@ class TierOpens:
 
     def __init__(
         self,
-        parts: Parts,
+        context: TierContext,
+        disk: TierDisk,
         catalog: Catalog,
         space: Admission,
         provider: ReadService,
         housekeeping: Housekeeping,
         watch: TierWatch,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
         self._catalog = catalog
         self._space = space
         self._provider = provider
@@ -68,15 +71,14 @@ class TierOpens:
         return self._catalog.live(key) is None and not self._catalog.is_absent(key)
 
     async def _published(self, origin: Origin) -> int | None:
-        parts = self._parts
-        if not parts.health.in_service:
+        if not self._disk.health.in_service:
             return None
         name, size = origin.content.name, origin.size
         try:
-            if parts.tier.in_memory:
-                return parts.tier.open_published(name, size)
-            return await parts.ask_disk(
-                parts.tier.open_published, name, size, discard=self._close_if_open
+            if self._disk.directory.in_memory:
+                return self._disk.directory.open_published(name, size)
+            return await self._disk.call(
+                self._disk.directory.open_published, name, size, discard=self._close_if_open
             )
         except OSError as err:
             self._catalog.disk_fault(err)
@@ -84,7 +86,7 @@ class TierOpens:
 
     def _close_if_open(self, fd: int | None) -> None:
         if fd is not None:
-            self._parts.close(fd)
+            self._disk.close(fd)
 
     async def _open_entry(self, entry: Entry) -> OpenFile:
         if entry.complete and (fd := await self._provider.grant_whole(entry)) is not None:
@@ -103,9 +105,9 @@ class TierOpens:
 
     async def _open_partial(self, entry: Entry) -> OpenFile:
         fd = None
-        if entry.fd >= 0 and self._parts.health.in_service:
+        if entry.fd >= 0 and self._disk.health.in_service:
             try:
-                fd = await self._parts.reopen(entry.fd)
+                fd = await self._disk.reopen(entry.fd)
             except OSError as err:
                 self._catalog.disk_fault(err)
         entry.users += 1
@@ -127,7 +129,7 @@ class TierOpens:
         ):
             return
         entry.users += 1  # for the thread, which continues when this is cancelled
-        making = self._parts.disk.run(make_cache_file, entry, self._parts.tier)
+        making = self._disk.threads.run(make_cache_file, entry, self._disk.directory)
 
         def made(future: asyncio.Future[None]) -> None:
             fault = future.exception() if not future.cancelled() else None
@@ -136,7 +138,7 @@ class TierOpens:
             self._catalog.leave(entry)
 
         making.add_done_callback(made)
-        await self._parts.unless_left(making)
+        await self._disk.unless_left(making)
 
     # ---- small files ----
 
@@ -176,10 +178,10 @@ class TierOpens:
     # ---- counts ----
 
     def _miss(self, entry: Entry) -> None:
-        self._parts.counters.misses += 1
-        self._parts.paths.missed(entry.origin)
+        self._context.counters.misses += 1
+        self._context.paths.missed(entry.origin)
 
     def _hit(self, origin: Origin, key: bytes) -> None:
-        self._parts.counters.hits += 1
-        self._parts.paths.hit(origin)
+        self._context.counters.hits += 1
+        self._context.paths.hit(origin)
         self._housekeeping.read(key)

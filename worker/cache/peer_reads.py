@@ -23,7 +23,9 @@ from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.cached_file import bad_pages, open_run
 from worker.store.holdings import Holding, read_holdings
-from worker.tier.disk import Parts, no_answer
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk, no_answer
 
 if TYPE_CHECKING:
     from worker.fill.fill import Filler
@@ -65,14 +67,18 @@ class TierServing:
 
     def __init__(
         self,
-        parts: Parts,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
         catalog: Catalog,
         segments: Segments,
         provider: ReadService,
         filler: Filler,
         housekeeping: Housekeeping,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._segments = segments
         self._provider = provider
@@ -95,17 +101,16 @@ class TierServing:
         except OSError as err:
             self._catalog.disk_fault(err)
             return None
-        if found is not None and key in self._parts.order:
+        if found is not None and key in self._contents.order:
             (self._housekeeping.read if for_reader else self._housekeeping.touch)(key)
         return found
 
     async def _of_entry(self, entry: Entry, first: int, end: int) -> Pages | None:
-        parts = self._parts
         stop = min(end, entry.pages.run_end(first))
-        if stop > first and entry.fd >= 0 and parts.health.in_service:
+        if stop > first and entry.fd >= 0 and self._disk.health.in_service:
             known = {**entry.committing, **entry.unrecorded}
             fresh = {page: known[page] for page in range(first, stop) if page in known}
-            fd = await parts.reopen(entry.fd)
+            fd = await self._disk.reopen(entry.fd)
             return await self._with_checksums(fd, entry.key, entry.size, (first, stop), fresh)
         return await self._of_segment(entry.key, first, end)
 
@@ -122,13 +127,13 @@ class TierServing:
         if len(known) == pages[1] - pages[0]:
             return Pages(fd, 0, pages[0], length, known)
         try:
-            if not self._parts.health.in_service:
+            if not self._disk.health.in_service:
                 raise no_answer()  # before there is a descriptor that would not be closed
-            sums = await self._parts.ask_disk(
-                _checksums, self._parts.tier, os.dup(fd), key, size_bytes, pages
+            sums = await self._disk.call(
+                _checksums, self._disk.directory, os.dup(fd), key, size_bytes, pages
             )
         except BaseException:
-            self._parts.close(fd)
+            self._disk.close(fd)
             raise
         both = [fresh.get(page) or sums[page] for page in range(*pages)]
         return Pages(fd, 0, pages[0], length, both)
@@ -145,10 +150,11 @@ class TierServing:
 
     async def _cold(self, key: bytes, first: int, end: int) -> Pages | None:
         """Returns pages of a content that is not live."""
-        parts = self._parts
         on_disk = not self._catalog.is_live(key) and not self._catalog.is_absent(key)
-        if on_disk and parts.health.in_service:
-            found = await parts.ask_disk(_recorded, parts.tier, key, first, end, discard=_discard)
+        if on_disk and self._disk.health.in_service:
+            found = await self._disk.call(
+                _recorded, self._disk.directory, key, first, end, discard=_discard
+            )
             if found is not None:
                 return found
         return await self._of_segment(key, first, end)
@@ -161,19 +167,18 @@ class TierServing:
         if self._catalog.is_absent(key):
             return 0
         try:
-            return await self._parts.ask_disk(_recorded_bits, self._parts.tier, key)
+            return await self._disk.call(_recorded_bits, self._disk.directory, key)
         except OSError as err:
             self._catalog.disk_fault(err)
             return 0
 
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
         """See `CacheServing`."""
-        parts = self._parts
-        return await parts.ask_disk(read_holdings, parts.tier.index, after, limit)
+        return await self._disk.call(read_holdings, self._disk.directory.index, after, limit)
 
     def replicas(self, key: bytes) -> int:
         """Returns how many nodes own a content, as far as the tier knows."""
-        return self._parts.rules.replicas(key)
+        return self._contents.rules.replicas(key)
 
     # ---- fills ----
 
@@ -228,13 +233,12 @@ class TierServing:
         """See `CacheServing`."""
         pages = pages[:MOST_DOUBTED]
         self._doubt_segments(key, pages)
-        parts = self._parts
         try:
-            bad = await parts.ask_disk(_bad_pages, parts.tier, key, pages)
+            bad = await self._disk.call(_bad_pages, self._disk.directory, key, pages)
             if not bad:
                 return False
             log.warning("%s: %d pages are damaged, a peer found; dropped", key.hex(), len(bad))
-            parts.counters.bad_pages += len(bad)
+            self._context.counters.bad_pages += len(bad)
             await self._catalog.drop([key])
         except OSError as err:
             self._catalog.disk_fault(err)

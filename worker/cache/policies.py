@@ -23,10 +23,13 @@ from cachefs.core.policies import Rule
 from cachefs.core.services import PolicyService
 from worker.cache.expiry import Expiry
 from worker.fill.segments import Segments
+from worker.runtime.tasks import within
 from worker.store.changes import TouchFile
 from worker.store.records import FileRecord
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 from worker.tier.maintenance import Housekeeping
 
 log = logging.getLogger(__name__)
@@ -44,14 +47,22 @@ class Expirer:
     """`run` is the one task; `tick` can be called alone."""
 
     def __init__(
-        self, parts: Parts, catalog: Catalog, segments: Segments, housekeeping: Housekeeping
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
+        catalog: Catalog,
+        segments: Segments,
+        housekeeping: Housekeeping,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._segments = segments
         self._housekeeping = housekeeping
         self._expiry = Expiry()
-        self._charges = parts.charges
+        self._charges = contents.charges
         self._fresh: dict[bytes, float] = {}  # key -> when it was filled
         self._versions: dict[NamespaceId, int] = {}  # of the policies that are known here
         self._again: set[NamespaceId] = set()  # not all of whose policies are known here
@@ -69,7 +80,7 @@ class Expirer:
     def filled(self, key: bytes) -> None:
         """Notes that pages of a content were just recorded."""
         if len(self._fresh) < MOST_FRESH:
-            self._fresh[key] = self._parts.clocks.wall()
+            self._fresh[key] = self._context.wall()
         else:
             self._again.add(key_namespace(key))
 
@@ -79,7 +90,7 @@ class Expirer:
         self.filled(key)
         if key in self._fresh:
             self._fresh[key] = float(filled_s)
-        self._parts.writer.submit([TouchFile(key, filled_s=filled_s)], _ignore)
+        self._disk.writer.submit([TouchFile(key, filled_s=filled_s)], _ignore)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -90,7 +101,7 @@ class Expirer:
     async def tick(self) -> None:
         """Does what is due now."""
         async with self._one_at_a_time:
-            if not self._parts.health.in_service or not self._parts.order_known:
+            if not self._disk.health.in_service or not self._contents.order_known:
                 return
             try:
                 await self._ask()
@@ -111,7 +122,7 @@ class Expirer:
 
     async def _free_what_is_due(self) -> None:
         for _ in range(0, MOST_FREED_PER_TICK, FREED_AT_ONCE):
-            due = self._expiry.due(self._parts.clocks.wall(), FREED_AT_ONCE)
+            due = self._expiry.due(self._context.wall(), FREED_AT_ONCE)
             if not due:
                 return
             await self._free(due)
@@ -120,7 +131,7 @@ class Expirer:
 
     def _service(self, namespace: NamespaceId) -> PolicyService | None:
         try:
-            service = self._parts.metadata(namespace)
+            service = self._context.metadata(namespace)
         except CacheFSError:
             return None
         return service if isinstance(service, PolicyService) else None
@@ -136,13 +147,13 @@ class Expirer:
             self._versions.setdefault(namespace, self._version(namespace))
             if not await self._learn(namespace, filled):
                 self._again.add(namespace)
-        self._charges.settle(over)
+        self._contents.settle_charges(over)
 
     async def _ask_about_changed(self) -> None:
         """About everything of the namespaces whose policies changed, or that had no answer."""
         versions = {ns: self._version(ns) for ns in {*self._versions, *self._again}}
         self._again |= {ns for ns, version in versions.items() if version != self._versions.get(ns)}
-        now = self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         if not self._again or now < self._again_at_s:
             return
         wanted, self._again = self._again, set()
@@ -183,7 +194,7 @@ class Expirer:
             except (CacheFSError, TimeoutError) as err:
                 log.debug("no policies from the master: %s", err)
                 return False
-            now_s = self._parts.clocks.wall()
+            now_s = self._context.wall()
             for key, rule in zip(part, rules, strict=True):
                 self._heed(key, rule)
                 ttl_s = -1.0 if rule.pinned else rule.ttl_s
@@ -193,12 +204,10 @@ class Expirer:
 
     def _heed(self, key: bytes, rule: Rule) -> None:
         """Applies a rule to what is cached or open."""
-        parts, entry = self._parts, self._catalog.live(key)
+        entry = self._catalog.live(key)
         if entry is not None and entry.origin.rule != rule:
             entry.origin = msgspec.structs.replace(entry.origin, rule=rule)
-        if key in parts.order:
-            parts.order.set_eviction(key, rule.eviction)
-            self._other_owners |= parts.rules.put(key, rule)
+        self._other_owners |= self._contents.apply_rule(key, rule)
 
     async def _look_at_owners(self) -> None:
         """Copies of what this node no longer owns go first, and others get what they own now.
@@ -206,13 +215,13 @@ class Expirer:
         if self._other_owners:
             self._other_owners = False
             await self._housekeeping.ask_owners()
-            self._parts.owners_changed()
+            self._contents.on_owners_changed()
 
     async def _charge(
         self, keys: Sequence[bytes], rules: Sequence[Rule], sizes: dict[bytes, int]
     ) -> None:
         """Counts what is cached of these against their quotas. Raises OSError."""
-        index = self._parts.tier.index
+        index = self._disk.directory.index
         for key, rule in zip(keys, rules, strict=True):
             size_bytes = 0
             if rule.quotas:
@@ -221,15 +230,15 @@ class Expirer:
                     size_bytes = entry.allocated_bytes
                 elif key in sizes:
                     size_bytes = sizes[key]
-                elif record := await self._parts.ask_disk(index.get, key):
+                elif record := await self._disk.call(index.get, key):
                     size_bytes = record.allocated_bytes
-            self._charges.put(key, rule.quotas if size_bytes else (), size_bytes)
+            self._contents.charge(key, size_bytes, rule.quotas if size_bytes else ())
 
     async def _rules(self, namespace: NamespaceId, contents: Sequence[ContentId]) -> list[Rule]:
         service = self._service(namespace)
         if service is None:
             return [Rule()] * len(contents)
-        rules: list[Rule] = await self._parts.within(service.rules_of(contents), ANSWER_S)
+        rules: list[Rule] = await within(service.rules_of(contents), ANSWER_S)
         return rules
 
     # ---- frees ----------------------------------------------------------------------------------
@@ -237,7 +246,7 @@ class Expirer:
     async def _free_excess(self, path: bytes, excess_bytes: int) -> None:
         """Frees what was not used for longest of what counts against a quota: it was lowered, or
         this node's share of it."""
-        order = self._parts.order
+        order = self._contents.order
         known = [(key, size) for key, size in self._charges.charged(path) if key in order]
         known.sort(key=lambda one: order.last_use_s(one[0]))
         rest = iter(known)
@@ -254,7 +263,7 @@ class Expirer:
             excess_bytes = self._charges.excess().get(path, 0)
 
     async def _free(self, keys: Sequence[bytes]) -> None:
-        retry_s = self._parts.clocks.wall() + RETRY_S
+        retry_s = self._context.wall() + RETRY_S
         allowed = await self._permitted([key for key in keys if self._is_quiet(key)])
         for key in keys:
             self._expiry.postpone(key, retry_s)
@@ -279,8 +288,8 @@ class Expirer:
         for namespace, some in _by_namespace(dict.fromkeys(keys, 0.0)).items():
             contents = [ContentId.of_key(key) for key in some]
             try:
-                asked = self._parts.metadata(namespace).permit_eviction(contents)
-                permission = await self._parts.within(asked, ANSWER_S)
+                asked = self._context.metadata(namespace).permit_eviction(contents)
+                permission = await within(asked, ANSWER_S)
             except (CacheFSError, TimeoutError) as err:
                 log.debug("the master gives no permission: %s", err)
                 continue

@@ -8,7 +8,8 @@ from worker.tier.ledger import allocation
 
 if TYPE_CHECKING:
     from worker.tier.catalog import Catalog
-    from worker.tier.disk import Parts
+    from worker.tier.contents import Contents
+    from worker.tier.context import TierContext
 
 PROMISE_S: Final = 5.0  # between a content's being placed and its being opened
 
@@ -21,15 +22,16 @@ class _Promise(NamedTuple):
 class Promises:
     """Promises by content key. One ends when its content is no longer being filled."""
 
-    def __init__(self, parts: Parts, catalog: Catalog) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext, contents: Contents, catalog: Catalog) -> None:
+        self._context = context
+        self._contents = contents
         self._catalog = catalog
         self._made: dict[bytes, _Promise] = {}
 
     def add(self, key: bytes, size: int) -> None:
         """Promises room to a content of which nothing is here yet."""
         self.total_bytes()
-        self._made[key] = _Promise(size, self._parts.clocks.monotonic())
+        self._made[key] = _Promise(size, self._context.monotonic())
 
     def total_bytes(self) -> int:
         """Returns what the contents will still take, and forgets those that are not filled."""
@@ -48,6 +50,6 @@ class Promises:
         self._made.clear()
 
     def _is_awaited(self, key: bytes, promise: _Promise) -> bool:
-        if key in self._parts.order:
+        if key in self._contents.order:
             return False  # it was here, and is not used now
-        return self._parts.clocks.monotonic() - promise.made_at_s < PROMISE_S
+        return self._context.monotonic() - promise.made_at_s < PROMISE_S

@@ -267,7 +267,7 @@ class Moves:
         self._sweep_due = True
 
     def _look_at_watermarks(self, one: Tier) -> None:
-        if one.parts.config.admission != "always" or one.index in self._making_room:
+        if one.context.config.admission != "always" or one.index in self._making_room:
             return
         excess_bytes = one.excess_bytes(excess)
         if excess_bytes > 0:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from worker.fill.segments import Segments
     from worker.tier.admission import Admission
     from worker.tier.catalog import Catalog
-    from worker.tier.disk import Parts
+    from worker.tier.context import TierContext
+    from worker.tier.disk import TierDisk
     from worker.tier.entry import Entry
 
 GRANT_BYTES: Final = 8 << 20  # beyond what was requested: the reader sends another request for more
@@ -38,9 +39,16 @@ class ReadService:
     """The common part of `open` and `ensure`: fills pages, and waits for them."""
 
     def __init__(
-        self, parts: Parts, catalog: Catalog, space: Admission, segments: Segments, filler: Filler
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        catalog: Catalog,
+        space: Admission,
+        segments: Segments,
+        filler: Filler,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
         self._catalog = catalog
         self._space = space
         self._segments = segments
@@ -87,7 +95,7 @@ class ReadService:
         ahead_end = page_count(min(ahead, entry.size))
         ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
         if known:
-            self._parts.counters.hit_bytes += min(size_bytes, ensured.end - offset)
+            self._context.counters.hit_bytes += min(size_bytes, ensured.end - offset)
         handle.readahead.granted(offset, ensured.end)
         self._complete_behind(entry)
         return ensured, fd
@@ -112,7 +120,7 @@ class ReadService:
 
     def _goes_past(self, handle: Handle) -> bool:
         """Returns whether the handle's reader is given nothing of the tier's disk."""
-        return handle.past_tier or not self._parts.health.in_service
+        return handle.past_tier or not self._disk.health.in_service
 
     def ended(self, handle: Handle) -> None:
         """Forgets a handle: it takes no share of the scratch area any more."""
@@ -125,8 +133,8 @@ class ReadService:
     def _window_bytes(self, most_bytes: int) -> int:
         """Returns how far ahead of a reader to fetch: as far as the cache or else the scratch area
         (`most_bytes`), and memory, have room."""
-        streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
-        return self._parts.memory.window(most_bytes, streams)
+        streams = self._context.counters.fills_in_flight // AHEAD_PIECES
+        return self._context.memory.window(most_bytes, streams)
 
     def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
         """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
@@ -157,12 +165,12 @@ class ReadService:
         first, end = entry.ahead
         if first >= end or entry.failed is not None or not entry.users:
             return
-        past = not self._parts.health.in_service
+        past = not self._disk.health.in_service
         for piece_first, piece_end in self._missing(entry, first, end, past=past):
             if (
                 entry.busy_pieces >= AHEAD_PIECES
                 or not self._filler.background_room
-                or self._parts.memory.under_pressure
+                or self._context.memory.under_pressure
             ):
                 return
             self._filler.claim(entry, piece_first, piece_end, background=True, past=past)
@@ -172,7 +180,7 @@ class ReadService:
         most = PIECE_PAGES
         if entry.detached or not self._space.may_fit(allocation(left_bytes), entry):
             most = self._segments.piece_pages(self._segments.reader_count)
-        return self._parts.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
+        return self._context.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
 
     async def _wait(self, entry: Entry, page: int, handle: Handle) -> None:
         """Waits until the page is readable. Raises the error of its fill. Cancelled: the fill
@@ -203,7 +211,7 @@ class ReadService:
             ensured_end = min(most, run_end * PAGE_BYTES)
             if handle.has_file:
                 return Ensured(offset, ensured_end, complete=entry.complete), None
-            fd = await self._parts.reopen(entry.fd)
+            fd = await self._disk.reopen(entry.fd)
             return Ensured(offset, ensured_end, segment=True), fd
         segment = self._segments.find(entry.key, page)
         assert segment is not None  # `_wait` returned in this very step of the loop
@@ -223,13 +231,13 @@ class ReadService:
         if (
             not entry.completing
             and not entry.complete
-            and self._parts.health.in_service
-            and not self._parts.memory.under_pressure
+            and self._disk.health.in_service
+            and not self._context.memory.under_pressure
             and 2 * entry.pages.present_count > entry.page_count
             and self._filler.background_room
         ):
             entry.completing = True
-            self._parts.tasks.start(self._complete(entry))
+            self._context.tasks.start(self._complete(entry))
 
     async def _complete(self, entry: Entry) -> None:
         """Piece by piece, while the cache takes it."""
@@ -278,7 +286,7 @@ class ReadService:
         Raises the error of the fill. A page for which readers here wait for peers is waited for
         only by a peer with the same view, see `Purpose`: else this raises NotHere, for the first
         page. Cancelled: the fill continues."""
-        past = not self._parts.health.in_service
+        past = not self._disk.health.in_service
         if entry.small and end - first == entry.page_count:
             self.claim_small(entry, Purpose.SERVE)
         elif entry.failed is None:
@@ -297,7 +305,7 @@ class ReadService:
 
     def claim_small(self, entry: Entry, purpose: Purpose = Purpose.READ) -> None:
         """Starts to fill the missing pages of a small file."""
-        count, past = entry.page_count, not self._parts.health.in_service
+        count, past = entry.page_count, not self._disk.health.in_service
         if (past or not entry.pages.complete) and entry.failed is None:
             pages = entry.pages if not past else PageMap(entry.size)
             here = entry.inflight_bits | self._segments.bits(entry.key, 0, count)
@@ -307,8 +315,9 @@ class ReadService:
 
     def grant_nowait(self, entry: Entry) -> int | None:
         """Returns a descriptor as `grant_whole` does; None where that has to wait."""
-        parts = self._parts
-        if not (entry.complete and parts.health.in_service and parts.tier.reopens_at_once):
+        if not (
+            entry.complete and self._disk.health.in_service and self._disk.directory.reopens_at_once
+        ):
             return None
         try:
             return reopen(entry.fd)
@@ -321,8 +330,8 @@ class ReadService:
         failed."""
         count = entry.page_count
         try:
-            if entry.complete and self._parts.health.in_service:
-                return await self._parts.reopen(entry.fd)
+            if entry.complete and self._disk.health.in_service:
+                return await self._disk.reopen(entry.fd)
             segment = self._segments.find(entry.key, 0)
             if segment is None or segment.first > 0 or segment.ready_end < count:
                 return None

@@ -9,7 +9,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, Origin
 from worker.stats.by_path import PERIOD_S, Period
-from worker.tier.disk import Parts
+from worker.tier.context import TierContext
 
 LOOK_S: Final = 4.0  # for the answers; what is not known by then counts as other
 
@@ -17,23 +17,23 @@ LOOK_S: Final = 4.0  # for the answers; what is not known by then counts as othe
 class Sampling:
     """The samples of one tier. `run` is the one task."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext) -> None:
+        self._context = context
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
-            await self._look(self._parts.paths.take())
+            await self._look(self._context.paths.take())
 
     async def _look(self, period: Period) -> None:
         origins = await asyncio.gather(*(self._origin(name) for name in period.sample))
-        self._parts.paths.settle(period, origins)
+        self._context.paths.settle(period, origins)
 
     async def _origin(self, name: str) -> Origin | None:
         try:
             content = ContentId.parse(name)
-            service = self._parts.metadata(content.namespace)
+            service = self._context.metadata(content.namespace)
             known = service.locate_nowait(content.ino)
             if known is not None:
                 return known

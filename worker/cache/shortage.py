@@ -8,10 +8,13 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import Room
 from cachefs.core.model import ContentId, NamespaceId
+from worker.runtime.tasks import within
 from worker.store.directory import TierDirectory
 from worker.store.removal import is_busy
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 from worker.tier.maintenance import Housekeeping
 
 LIMIT_S: Final = 3.0  # then what is known by then has to do
@@ -22,12 +25,18 @@ MOST_PROBED: Final = 2000  # files, whether they are open
 Sizes = dict[bytes, int]
 
 
-async def room(parts: Parts, catalog: Catalog, housekeeping: Housekeeping) -> Room:
+async def room(
+    context: TierContext,
+    disk: TierDisk,
+    contents: Contents,
+    catalog: Catalog,
+    housekeeping: Housekeeping,
+) -> Room:
     """Returns the tier's room as it is now."""
-    ledger, until_s = parts.ledger, parts.clocks.monotonic() + LIMIT_S
+    ledger, until_s = contents.ledger, context.monotonic() + LIMIT_S
     held_bytes, busy_bytes = 0, ledger.reserved_bytes + ledger.unlinked_bytes
     for entry in catalog.entries():
-        if parts.order.held(entry.key)[0]:
+        if contents.is_held(entry.key):
             held_bytes += entry.allocated_bytes
         else:
             busy_bytes += entry.allocated_bytes
@@ -37,13 +46,13 @@ async def room(parts: Parts, catalog: Catalog, housekeeping: Housekeeping) -> Ro
             for key, record in batch:
                 if catalog.live(key) is not None:
                     continue
-                if parts.order.held(key)[0]:
+                if contents.is_held(key):
                     held_bytes += record.allocated_bytes
                 else:
                     others[key] = record.allocated_bytes
-        pinned = await _protected(parts, others, until_s)
+        pinned = await _protected(context, others, until_s)
         probed = [key for key in others if key not in pinned][:MOST_PROBED]
-        busy_bytes += await parts.ask_disk(_busy_bytes, parts.tier, probed, others)
+        busy_bytes += await disk.call(_busy_bytes, disk.directory, probed, others)
     except OSError as err:
         catalog.disk_fault(err)
         pinned = {}
@@ -51,21 +60,21 @@ async def room(parts: Parts, catalog: Catalog, housekeeping: Housekeeping) -> Ro
     return Room(limit_bytes, held_bytes, sum(pinned.values()), busy_bytes)
 
 
-async def _protected(parts: Parts, sizes: Sizes, until_s: float) -> Sizes:
+async def _protected(context: TierContext, sizes: Sizes, until_s: float) -> Sizes:
     """Returns those that the master does not let be evicted."""
     by_namespace: dict[NamespaceId, list[ContentId]] = {}
     for key in sizes:
         content = ContentId.of_key(key)
         by_namespace.setdefault(content.namespace, []).append(content)
     found: Sizes = {}
-    for namespace, contents in by_namespace.items():
-        for start in range(0, len(contents), ASKED_AT_ONCE):
-            if parts.clocks.monotonic() >= until_s:
+    for namespace, files in by_namespace.items():
+        for start in range(0, len(files), ASKED_AT_ONCE):
+            if context.monotonic() >= until_s:
                 return found
-            asked = contents[start : start + ASKED_AT_ONCE]
+            asked = files[start : start + ASKED_AT_ONCE]
             try:
-                question = parts.metadata(namespace).permit_eviction(asked)
-                permission = await parts.within(question, ANSWER_S)
+                question = context.metadata(namespace).permit_eviction(asked)
+                permission = await within(question, ANSWER_S)
             except (CacheFSError, TimeoutError):
                 break
             refused = [one.key for one in asked if one.name not in permission.allowed]

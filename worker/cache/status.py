@@ -10,7 +10,9 @@ from cachefs.core.units import format_size
 from worker.fill.segments import Segments
 from worker.runtime.memory import PROCESS_BYTES
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 from worker.tier.maintenance import count_memory
 from worker.tier.unlinked import UnlinkedOpenFiles
 
@@ -23,18 +25,23 @@ _OF_TIER: Final = ("path", "state", "cause", "is_full", "limit_bytes", "used_byt
 
 
 def status(
-    parts: Parts, catalog: Catalog, segments: Segments, leftovers: UnlinkedOpenFiles
+    context: TierContext,
+    disk: TierDisk,
+    contents: Contents,
+    catalog: Catalog,
+    segments: Segments,
+    leftovers: UnlinkedOpenFiles,
 ) -> dict[str, Any]:
     """A tree of numbers and texts; sizes in bytes, counts since the start of the process."""
-    counters, ledger, config = parts.counters, parts.ledger, parts.config
+    counters, ledger, config = context.counters, contents.ledger, context.config
     return {
         "limit_bytes": ledger.limit_bytes,
         "used_bytes": ledger.used_bytes,
         "reserved_bytes": ledger.reserved_bytes,
         "admission": config.admission,
         "eviction": config.eviction,
-        "memory": memory_parts(parts, catalog),
-        "tiers": [_tier(parts, catalog, segments, leftovers)],
+        "memory": _memory(context, disk, contents, catalog),
+        "tiers": [_tier(context, disk, contents, catalog, segments, leftovers)],
         "hits": counters.hits,
         "hit_bytes": counters.hit_bytes,
         "misses": counters.misses,
@@ -45,12 +52,12 @@ def status(
         "fills_in_flight": counters.fills_in_flight,
         "fill_s": counters.fill_s.status(),
         "refused": counters.refused,
-        "paths": parts.paths.counts(),
-        "slow_fills": parts.slowest.rows(parts.clocks.monotonic()),
+        "paths": context.paths.counts(),
+        "slow_fills": context.slowest.rows(context.monotonic()),
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,
         "freed_files": counters.freed_files,
-        "quota_used_bytes": {shown(path): used for path, used in parts.charges.used().items()},
+        "quota_used_bytes": {shown(path): used for path, used in contents.charges.used().items()},
         "verified_files": counters.verified,
         "bad_pages": counters.bad_pages,
         "scrubbed_bytes": counters.scrubbed_bytes,
@@ -68,10 +75,12 @@ def facts(status: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
+def _memory(
+    context: TierContext, disk: TierDisk, contents: Contents, catalog: Catalog
+) -> dict[str, Any]:
     """The memory budget, and what of it is taken by what."""
-    count_memory(parts, catalog)
-    memory = parts.memory
+    count_memory(context, disk, contents, catalog)
+    memory = context.memory
     return {
         "limit_bytes": memory.limit_bytes,
         "used_bytes": memory.used_bytes,
@@ -81,15 +90,20 @@ def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
 
 
 def _tier(
-    parts: Parts, catalog: Catalog, segments: Segments, leftovers: UnlinkedOpenFiles
+    context: TierContext,
+    disk: TierDisk,
+    contents: Contents,
+    catalog: Catalog,
+    segments: Segments,
+    leftovers: UnlinkedOpenFiles,
 ) -> dict[str, Any]:
-    ledger = parts.ledger
+    ledger = contents.ledger
     over = f"above its limit by {format_size(ledger.over_limit_bytes)}: it takes no files for now"
     return {
-        "path": parts.config.cache_dir,
-        "state": parts.health.state(parts.clocks.monotonic()),
-        "cause": parts.health.cause or (over if ledger.over_limit_bytes else ""),
-        "is_full": parts.health.is_full,
+        "path": context.config.cache_dir,
+        "state": disk.health.state(context.monotonic()),
+        "cause": disk.health.cause or (over if ledger.over_limit_bytes else ""),
+        "is_full": disk.health.is_full,
         "limit_bytes": ledger.limit_bytes,
         "over_limit_bytes": ledger.over_limit_bytes,
         "used_bytes": ledger.used_bytes,
@@ -100,7 +114,7 @@ def _tier(
         "scratch_limit_bytes": ledger.scratch_limit_bytes,
         "segments": len(segments),
         "overhead_bytes": ledger.overhead_bytes,
-        "files": parts.tier.index.file_count,
-        "commits_waiting": parts.writer.waiting,
+        "files": disk.directory.index.file_count,
+        "commits_waiting": disk.writer.waiting,
         "live_files": len(catalog),
     }

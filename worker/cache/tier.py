@@ -21,6 +21,7 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.tiers import MEMORY, TierSpec
+from cachefs.core.units import format_size
 from worker.cache.grants import TierView
 from worker.cache.handles import Handle
 from worker.cache.loads import TierLoading
@@ -37,6 +38,7 @@ from worker.fill.segments import Segments
 from worker.fill.source import Source
 from worker.fill.supply import Supply, make_supply
 from worker.runtime.clocks import Clocks
+from worker.runtime.memory import MemoryBudget
 from worker.runtime.process_limits import allow_many_descriptors
 from worker.runtime.threads import LoopCallbackQueue, Threads
 from worker.store.holds import Hold
@@ -44,9 +46,11 @@ from worker.store.records import FileRecord
 from worker.tier.admission import Admission
 from worker.tier.catalog import Catalog, FreedCounts
 from worker.tier.config import WorkerConfig
-from worker.tier.disk import Parts, Shared, make_parts, take_tier
+from worker.tier.contents import Contents, NodeParts
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk, take_directory
 from worker.tier.eviction_order import EvictionOrder
-from worker.tier.ledger import allocation
+from worker.tier.ledger import Ledger, allocation
 from worker.tier.lost_writes import LostWrites
 from worker.tier.maintenance import Housekeeping
 from worker.tier.probe import TierWatch
@@ -69,7 +73,7 @@ class TierSetting:
     metadata: Callable[[NamespaceId], MetadataService]
     clocks: Clocks
     source: Source
-    shared: Shared
+    shared: NodeParts
 
 
 class Tier:
@@ -82,7 +86,9 @@ class Tier:
         index: int,
         number: int,
         spec: TierSpec,
-        parts: Parts,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
         supply: Supply,
         on_change: Callable[[], None],
     ) -> None:
@@ -91,36 +97,47 @@ class Tier:
         self.spec = spec
         self.identity = 0, 0
         self.users = 0
-        self.parts = parts
+        self.context = context
+        self.disk = disk
+        self.contents = contents
         self._on_change = on_change
         self._supply = supply
-        self._leftovers = UnlinkedOpenFiles(parts)
-        self._catalog = Catalog(parts, self._leftovers)
-        self._space = Admission(parts, self._catalog, self._leftovers)
-        self._segments = Segments(parts)
-        self._filler = Filler(parts, supply, self._catalog, self._space, self._segments)
+        self._leftovers = UnlinkedOpenFiles(context, disk, contents)
+        self._catalog = catalog = Catalog(context, disk, contents, self._leftovers)
+        self._space = Admission(context, disk, contents, catalog, self._leftovers)
+        self._segments = Segments(context, disk, contents)
+        self._filler = Filler(context, disk, contents, supply, catalog, self._space, self._segments)
         self._provider = ReadService(
-            parts, self._catalog, self._space, self._segments, self._filler
+            context, disk, catalog, self._space, self._segments, self._filler
         )
-        self._watch = TierWatch(parts, self._filler, self._service_changed)
+        self._watch = TierWatch(context, disk, contents, self._filler, self._service_changed)
         self.housekeeping = Housekeeping(
-            parts,
-            self._catalog,
+            context,
+            disk,
+            contents,
+            catalog,
             self._space,
             self._leftovers,
-            LostWrites(parts, self._catalog, self._watch),
+            LostWrites(context, disk, catalog, self._watch),
         )
         self.opens = TierOpens(
-            parts, self._catalog, self._space, self._provider, self.housekeeping, self._watch
+            context, disk, catalog, self._space, self._provider, self.housekeeping, self._watch
         )
         self.loading = TierLoading(
-            parts, self._catalog, self._space, self.housekeeping, self._filler
+            context, disk, contents, catalog, self._space, self.housekeeping, self._filler
         )
         self.serving = TierServing(
-            parts, self._catalog, self._segments, self._provider, self._filler, self.housekeeping
+            context,
+            disk,
+            contents,
+            catalog,
+            self._segments,
+            self._provider,
+            self._filler,
+            self.housekeeping,
         )
-        self.expirer = Expirer(parts, self._catalog, self._segments, self.housekeeping)
-        self._promises = Promises(parts, self._catalog)
+        self.expirer = Expirer(context, disk, contents, catalog, self._segments, self.housekeeping)
+        self._promises = Promises(context, contents, catalog)
         self._closed = False
 
     @classmethod
@@ -144,13 +161,16 @@ class Tier:
         )
         allow_many_descriptors()
         wake = LoopCallbackQueue(asyncio.get_running_loop())
-        disk = Threads("disk", config.disk_threads, wake)
-        directory = await take_tier(disk, spec.path)
-        parts = make_parts(
-            config, setting.clocks, directory, disk, wake, setting.metadata, setting.shared
+        threads = Threads("disk", config.disk_threads, wake)
+        disk = TierDisk(await take_directory(threads, spec.path), threads, wake)
+        shared = setting.shared
+        context = TierContext(
+            config, setting.clocks, setting.metadata, shared.memory, shared.arrivals
         )
-        supply = make_supply(config, source, wake, in_memory=directory.in_memory)
-        tier = cls(index, number, spec, parts, supply, on_change)
+        contents = _contents(config, disk, setting)
+        in_memory = disk.directory.in_memory
+        supply = make_supply(config, source, wake, in_memory=in_memory)
+        tier = cls(index, number, spec, context, disk, contents, supply, on_change)
         try:
             await tier._begin()
         except BaseException:
@@ -160,20 +180,24 @@ class Tier:
 
     async def _begin(self) -> None:
         """Checks the directory and starts the tasks that run until the end."""
-        parts, spec = self.parts, self.spec
+        spec = self.spec
         await self.housekeeping.measure_overhead()
-        for owner in (self._watch, self.housekeeping, self.expirer, Sampling(parts)):
-            parts.tasks.start(owner.run())
-        rate = scrub_rate(parts.config.scrub_bytes_per_s, in_memory=parts.tier.in_memory)
+        for owner in (self._watch, self.housekeeping, self.expirer, Sampling(self.context)):
+            self.context.tasks.start(owner.run())
+        rate = scrub_rate(
+            self.context.config.scrub_bytes_per_s, in_memory=self.disk.directory.in_memory
+        )
         if rate:
-            parts.tasks.start(Scrubber(parts, self._catalog, rate).run())
-        if spec.kind == MEMORY and not parts.tier.in_memory:
+            self.context.tasks.start(
+                Scrubber(self.context, self.disk, self.contents, self._catalog, rate).run()
+            )
+        if spec.kind == MEMORY and not self.disk.directory.in_memory:
             raise BadConfig(
-                f"a mem tier is to be on a tmpfs, and this is on {parts.tier.kind or '?'}",
+                f"a mem tier is to be on a tmpfs, and this is on {self.disk.directory.kind or '?'}",
                 remedy="give a directory below /dev/shm, or write ssd: for a disk",
                 path=spec.path,
             )
-        identity = await parts.disk.run(directory_identity, spec.path)
+        identity = await self.disk.threads.run(directory_identity, spec.path)
         self.identity = identity or (0, 0)
 
     def _service_changed(self, in_service: bool) -> None:
@@ -185,20 +209,22 @@ class Tier:
 
     @property
     def in_service(self) -> bool:
-        return self.parts.health.in_service
+        return self.disk.health.in_service
 
     @property
     def order(self) -> EvictionOrder:
         """The contents that have a record, once `order_known`."""
-        return self.parts.order
+        return self.contents.order
 
     @property
     def order_known(self) -> bool:
-        return self.parts.order_known
+        return self.contents.order_known
 
     def view(self) -> TierView:
-        losses = self.parts.health.losses
-        return TierView(self.index, self.parts.tier.pub_fd, self.in_service, self.number, losses)
+        losses = self.disk.health.losses
+        return TierView(
+            self.index, self.disk.directory.pub_fd, self.in_service, self.number, losses
+        )
 
     @property
     def is_used(self) -> bool:
@@ -216,7 +242,14 @@ class Tier:
 
     def status(self) -> dict[str, Any]:
         """Returns plain values for `cachefs status`; see docs/operations.md."""
-        return status(self.parts, self._catalog, self._segments, self._leftovers)
+        return status(
+            self.context,
+            self.disk,
+            self.contents,
+            self._catalog,
+            self._segments,
+            self._leftovers,
+        )
 
     # ---- reads ----
 
@@ -242,10 +275,10 @@ class Tier:
     def used(self, names: Sequence[str], hit_bytes: int) -> None:
         """Counts published files that clients opened without a request. Names that mean nothing
         here are ignored."""
-        counters = self.parts.counters
+        counters = self.context.counters
         counters.hits += len(names)
         counters.hit_bytes += max(0, hit_bytes)
-        self.parts.paths.used(names)
+        self.context.paths.used(names)
         for name in names:
             if self.has_name(name):
                 self.housekeeping.read(bytes.fromhex(name))
@@ -264,14 +297,14 @@ class Tier:
     def has_name(self, name: str) -> bool:
         """Returns whether the content of that name has a record; False for what is no name."""
         try:
-            return bytes.fromhex(name) in self.parts.order
+            return bytes.fromhex(name) in self.contents.order
         except ValueError:
             return False
 
     async def held(self, key: bytes, size: int, *, for_load: bool = False) -> Held | None:
         """Returns what the index has; None for nothing, or where the disk gives no answer."""
         try:
-            record: FileRecord | None = await self.parts.ask_disk(self.parts.tier.index.get, key)
+            record: FileRecord | None = await self.disk.call(self.disk.directory.index.get, key)
         except OSError as err:
             self._catalog.disk_fault(err)
             return None
@@ -284,19 +317,19 @@ class Tier:
     async def record(self, key: bytes) -> FileRecord | None:
         """Returns the record; None where there is none, or the disk gives no answer."""
         try:
-            return await self.parts.ask_disk(self.parts.tier.index.get, key)
+            return await self.disk.call(self.disk.directory.index.get, key)
         except OSError:
             return None
 
     async def hold_of(self, key: bytes) -> Hold | None:
         """Returns how long a content is held here."""
-        until_s, though_read = self.parts.order.held(key)
+        until_s, though_read = self.contents.order.held(key)
         record = await self.record(key) if until_s else None
         return Hold(record.held_until_s, though_read) if record and record.held_until_s else None
 
     async def hold(self, key: bytes, hold: Hold) -> None:
         """Holds a content that has no hold here. Raises OSError."""
-        if not self.parts.order.held(key)[0]:
+        if not self.contents.is_held(key):
             await self._catalog.hold([(key, hold)])
 
     async def cached_bytes(self, content: ContentId) -> int:
@@ -308,7 +341,7 @@ class Tier:
         if self._catalog.is_absent(key):
             return 0
         try:
-            return await self.parts.ask_disk(self.parts.tier.index.recorded_bytes, key)
+            return await self.disk.call(self.disk.directory.index.recorded_bytes, key)
         except OSError as err:
             self._catalog.disk_fault(err)
             return 0
@@ -327,7 +360,7 @@ class Tier:
     async def at_disk(self, function: Callable[..., Any], *args: Any) -> None:
         """Calls a function in a thread of the disk's. Errors are logged."""
         try:
-            await self.parts.ask_disk(function, *args)
+            await self.disk.call(function, *args)
         except OSError as err:
             log.warning("the cache directory: %s", err.strerror or err)
 
@@ -336,11 +369,11 @@ class Tier:
     def room(self, origin: Origin | None = None, *, for_load: bool = False) -> Room:
         """Returns the room that a new content finds: what this node owns may take the place of what
         it does not, and a load that of everything that may leave at all."""
-        parts, ledger = self.parts, self.parts.ledger
+        ledger = self.contents.ledger
         wanted = _Wanted(origin.content.key, origin.size) if origin is not None else None
         return Room(
-            in_service=parts.health.in_service,
-            writable=parts.health.writable(parts.clocks.monotonic()),
+            in_service=self.disk.health.in_service,
+            writable=self.disk.health.writable(self.context.monotonic()),
             limit_bytes=ledger.limit_bytes - ledger.headroom_bytes - ledger.scratch_floor_bytes,
             free_bytes=ledger.free_for_files - self._promises.total_bytes(),
             makes_room=self._makes_room(wanted, for_load=for_load),
@@ -370,17 +403,17 @@ class Tier:
 
     async def _unless_left(self, work: Coroutine[Any, Any, object]) -> None:
         """Waits for work at the disk as long as that answers. The work continues in any case."""
-        await self.parts.unless_left(self.parts.tasks.start(work), None)
+        await self.disk.unless_left(self.context.tasks.start(work), None)
 
     def excess_bytes(self, excess: Callable[[int, int, float, float], int]) -> int:
         """Returns what `excess(used, limit, high, low)` makes of the bytes that are used now."""
         limit_bytes = self.room().limit_bytes
-        used_bytes = limit_bytes - self.parts.ledger.free_for_files
+        used_bytes = limit_bytes - self.contents.ledger.free_for_files
         return excess(used_bytes, limit_bytes, self.spec.high, self.spec.low)
 
     def make_room_ahead(self, size_bytes: int) -> asyncio.Task[None]:
         """Evicts `size_bytes` before a fill needs the room."""
-        return self.parts.tasks.start(self._space.make_room_ahead(size_bytes))
+        return self.context.tasks.start(self._space.make_room_ahead(size_bytes))
 
     def copy_before_eviction(self, copy: Callable[[Sequence[bytes], int], Awaitable[None]]) -> None:
         """Calls `copy(keys, need_bytes)` from now on with contents that are about to be evicted."""
@@ -393,15 +426,14 @@ class Tier:
         if self._closed:
             return
         self._closed = True
-        parts = self.parts
         self._filler.abort()
         self._supply.small.close()  # before the threads that it leaves files to
         self._catalog.freeze()
         self._segments.freeze()
-        await parts.tasks.close()
+        await self.context.tasks.close()
         self.housekeeping.write_touches()
         self.housekeeping.write_released()
-        closer = Threads("closer", 1, parts.wake)
+        closer = Threads("closer", 1, self.disk.wake)
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 closed = await closer.run(self._close_all)
@@ -416,22 +448,46 @@ class Tier:
 
     def _close_all(self) -> bool:
         """Returns False when some thread has not ended. Blocks: the disk may hang."""
-        parts = self.parts
-        answers = parts.health.in_service
+        answers = self.disk.health.in_service
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
         until_s = time.monotonic() + wait_s  # all of them end at the same time
         ended = self._supply.close(wait_s)
-        ended &= parts.closers.close(until_s - time.monotonic())
-        ended &= parts.disk.close(wait_s)  # before the writer: calls wait there for their commits
-        committed = parts.writer.close(None if answers else wait_s)
+        ended &= self.disk.closers.close(until_s - time.monotonic())
+        ended &= self.disk.threads.close(
+            wait_s
+        )  # before the writer: calls wait there for their commits
+        committed = self.disk.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)
         if ended and committed:
             self._catalog.close()
             self._leftovers.close()
             self._segments.close()
         if committed:
-            parts.tier.close(in_use=not ended)
+            self.disk.directory.close(in_use=not ended)
         return ended and committed
+
+
+def _contents(config: WorkerConfig, disk: TierDisk, setting: TierSetting) -> Contents:
+    """Returns the accounts of a tier as its directory was left."""
+    shared = setting.shared
+    ledger = Ledger(_limit_bytes(config, disk, shared.memory))
+    ledger.cached_bytes = disk.directory.cached_at_start_bytes
+    order = config.order(owned_last=shared.is_owned is not None)
+    return Contents(ledger, order, setting.clocks, shared)
+
+
+def _limit_bytes(config: WorkerConfig, disk: TierDisk, memory: MemoryBudget) -> int:
+    """Returns the limit of the cache. A cache in memory respects the memory limit, too."""
+    if not disk.directory.in_memory:
+        return config.limit_bytes
+    limit_bytes = memory.take_tier(config.limit_bytes)
+    if limit_bytes < config.limit_bytes:
+        log.info(
+            "the cache is memory: it is limited to %s, as the memory limit is %s",
+            format_size(limit_bytes),
+            format_size(memory.limit_bytes),
+        )
+    return limit_bytes
 
 
 class _Wanted(NamedTuple):

@@ -19,12 +19,12 @@ from cachefs.core.errors import BadConfig, CacheFSError, InUse
 from cachefs.core.tiers import TierSpec
 from worker.cache.grants import TierView
 from worker.cache.tier import Tier, TierSetting, directory_identity
-from worker.cache.tier_source import TierSource
+from worker.cache.tier_source import OtherTier, TierSource
 from worker.cache.tiers_status import Row, counted
 from worker.fill.source import Source
 from worker.runtime.tasks import Tasks
 from worker.runtime.threads import LoopCallbackQueue, Threads
-from worker.tier.disk import Parts
+from worker.tier.disk import TierDisk
 from worker.tier.guarded_reads import DiskReader
 
 log = logging.getLogger(__name__)
@@ -134,9 +134,9 @@ class TierSet:
         others = functools.partial(self._others, tier)
         return TierSource(self._setting.source, others, self._reader, self._bad_page)
 
-    def _others(self, tier: int) -> list[Parts]:
+    def _others(self, tier: int) -> list[OtherTier]:
         """Returns the tiers but one. From any thread."""
-        return [one.parts for one in self.running if one.index != tier]
+        return [OtherTier(one.disk, one.contents) for one in self.running if one.index != tier]
 
     def _take_in(self, one: Tier) -> None:
         others = [other for other in self.running if other.index != one.index]
@@ -148,13 +148,13 @@ class TierSet:
 
     # ---- a page that is wrong ----
 
-    def _bad_page(self, parts: Parts, key: bytes, page: int) -> None:
+    def _bad_page(self, disk: TierDisk, key: bytes, page: int) -> None:
         """Reports a damaged page. From a thread."""
-        parts.wake.call(self._doubt, parts, key, page)
+        disk.wake.call(self._doubt, disk, key, page)
 
-    def _doubt(self, parts: Parts, key: bytes, page: int) -> None:
+    def _doubt(self, disk: TierDisk, key: bytes, page: int) -> None:
         for one in self.running:
-            if one.parts is parts:
+            if one.disk is disk:
                 self.tasks.start(one.serving.doubt(key, [page]))
 
     # ---- what is lost ----
@@ -197,8 +197,8 @@ class TierSet:
 
     async def _replace(self, tier: int, old: Tier | None) -> None:
         memory = self._setting.shared.memory
-        in_memory = old is not None and old.parts.tier.in_memory
-        limit_bytes = old.parts.ledger.limit_bytes if old is not None and in_memory else 0
+        in_memory = old is not None and old.disk.directory.in_memory
+        limit_bytes = old.contents.ledger.limit_bytes if old is not None and in_memory else 0
         memory.return_tier(limit_bytes)
         try:
             one = await self._start_one(tier)
@@ -221,9 +221,7 @@ class TierSet:
         for on_ended in self._on_ended:
             on_ended(one)
         self._past = counted(self._past, one.status())
-        parts, memory = one.parts, self._setting.shared.memory
-        memory.metadata_bytes -= parts.counted_metadata_bytes
-        memory.tiers_bytes -= parts.counted_tier_bytes
+        one.context.count_memory(0, 0)
 
     # ---- the end ----
 
@@ -243,7 +241,7 @@ class TierSet:
         """A tier is closed when no other one reads from it; one whose disk hangs is not waited
         for."""
         for _ in range(int(UNREAD_S / POLL_S)):
-            if not any(one.parts.outside for one in tiers):
+            if not any(one.disk.outside for one in tiers):
                 return
             await asyncio.sleep(POLL_S)
 

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import xxhash
 
@@ -25,13 +26,22 @@ from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
 from worker.store.cached_file import Run, open_run
 from worker.store.directory import TierDirectory
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.disk import TierDisk
 from worker.tier.guarded_reads import DiskReader, GivenUp
 
 log = logging.getLogger(__name__)
 
-Others = Callable[[], Sequence[Parts]]
-OnBad = Callable[[Parts, bytes, int], None]  # tier, content key, page; from a thread
+
+class OtherTier(NamedTuple):
+    """Another tier of the node, as its threads may use it."""
+
+    disk: TierDisk
+    contents: Contents
+
+
+Others = Callable[[], Sequence[OtherTier]]
+OnBad = Callable[[TierDisk, bytes, int], None]  # tier, content key, page; from a thread
 
 
 class TierSource:
@@ -52,7 +62,7 @@ class TierSource:
 
     def ask(self, origin: Origin) -> WholeFileRequest | None:
         """See `Source`."""
-        may_be_here = any(self._may_have(parts, origin.content.key) for parts in self._others())
+        may_be_here = any(self._may_have(other, origin.content.key) for other in self._others())
         return None if may_be_here else self.then.ask(origin)
 
     def read(
@@ -62,23 +72,26 @@ class TierSource:
         key = origin.content.key
         first, end = page_span(offset, size)
         pages = first * PAGE_BYTES, range_bytes(origin.size, first, end)
-        for parts in self._others():
-            if self._may_have(parts, key):
-                found = self._find(parts, origin, first, end)
+        for other in self._others():
+            if self._may_have(other, key):
+                found = self._find(other.disk, origin, first, end)
                 if found is not None:
-                    body = _Body(self, parts, origin, *pages, found, purpose)
+                    body = _Body(self, other.disk, origin, *pages, found, purpose)
                     return clipped(body, origin.size, (first, end), (offset, offset + size))
         return self.then.read(origin, offset, size, purpose)
 
-    def _may_have(self, parts: Parts, key: bytes) -> bool:
-        return parts.health.in_service and (not parts.order_known or key in parts.order)
+    def _may_have(self, other: OtherTier, key: bytes) -> bool:
+        contents = other.contents
+        return other.disk.health.in_service and (not contents.order_known or key in contents.order)
 
-    def _find(self, parts: Parts, origin: Origin, first: int, end: int) -> Run | None:
-        look = functools.partial(_look, parts.tier, origin.content.key, origin.size, first, end)
+    def _find(self, disk: TierDisk, origin: Origin, first: int, end: int) -> Run | None:
+        look = functools.partial(_look, disk.directory, origin.content.key, origin.size, first, end)
         try:
-            return self.reader.call(parts, look, _discard)
+            return self.reader.call(disk, look, _discard)
         except OSError as err:
-            log.warning("%s: nothing is read from there: %s", parts.tier.path, err.strerror or err)
+            log.warning(
+                "%s: nothing is read from there: %s", disk.directory.path, err.strerror or err
+            )
             return None
 
 
@@ -88,7 +101,7 @@ class _Body(TierBody):
     def __init__(
         self,
         source: TierSource,
-        parts: Parts,
+        disk: TierDisk,
         origin: Origin,
         offset: int,
         size: int,
@@ -97,7 +110,7 @@ class _Body(TierBody):
     ) -> None:
         super().__init__()
         self._source = source
-        self._parts = parts
+        self._disk = disk
         self._origin = origin
         self._at = offset
         self._end = offset + size
@@ -136,7 +149,7 @@ class _Body(TierBody):
             if self._closed or not self._read(page, part):
                 return
             if xxhash.xxh3_64_intdigest(part) != checksum:
-                return self._source.on_bad(self._parts, self._origin.content.key, page)
+                return self._source.on_bad(self._disk, self._origin.content.key, page)
             self._checksum = checksum
             yield part
 
@@ -144,12 +157,12 @@ class _Body(TierBody):
         fd = self._fd
         fill = functools.partial(_fill, fd, part, page * PAGE_BYTES)
         try:
-            self._source.reader.call(self._parts, fill, lambda _: _close(fd))
+            self._source.reader.call(self._disk, fill, lambda _: _close(fd))
         except GivenUp:
             self._fd = -1  # it is closed when the disk answers
             return False
         except OSError as err:
-            log.warning("%s: a page cannot be read: %s", self._parts.tier.path, err.strerror)
+            log.warning("%s: a page cannot be read: %s", self._disk.directory.path, err.strerror)
             return False
         return True
 

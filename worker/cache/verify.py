@@ -15,7 +15,8 @@ from worker.fill.transfer import PIECE_PAGES
 from worker.store.cached_file import bad_pages
 from worker.store.directory import TierDirectory
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 
 READ_LIMIT_S: Final = 30.0  # for some pages
 READERS: Final = 2  # of the tier's threads at once
@@ -24,8 +25,9 @@ READERS: Final = 2  # of the tier's threads at once
 class Checks:
     """The checks of one tier."""
 
-    def __init__(self, parts: Parts, catalog: Catalog) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext, disk: TierDisk, catalog: Catalog) -> None:
+        self._context = context
+        self._disk = disk
         self._catalog = catalog
         self._readers = asyncio.Semaphore(READERS)
 
@@ -46,7 +48,7 @@ class Checks:
                 quiet.append(place)
         if quiet:
             asked = [files[place] for place in quiet]
-            found = await self._parts.ask_disk(_look_at, self._parts.tier, asked)
+            found = await self._disk.call(_look_at, self._disk.directory, asked)
             for place, complete in zip(quiet, found, strict=True):
                 if complete is False or (
                     complete is None and not await self._is_here(files[place])
@@ -78,17 +80,17 @@ class Checks:
         return sorted(missing)
 
     async def _is_right(self, file: TaskFile) -> bool:
-        parts, key = self._parts, file.origin.content.key
+        key = file.origin.content.key
         size_bytes = file.origin.size
         for pages in split(*pages_of(size_bytes, file.block), PIECE_PAGES):
             async with self._readers:
-                right = await parts.ask_disk(
-                    _are_right, parts.tier, key, size_bytes, pages, limit_s=READ_LIMIT_S
+                right = await self._disk.call(
+                    _are_right, self._disk.directory, key, size_bytes, pages, limit_s=READ_LIMIT_S
                 )
             if right:
                 continue
             if right is False:
-                parts.counters.bad_pages += 1
+                self._context.counters.bad_pages += 1
                 await self._catalog.drop([key])
             return False
         return True

@@ -32,7 +32,9 @@ from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Admission
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
 
@@ -46,9 +48,18 @@ class Filler:
     """The fills of one tier. `claim` starts a piece."""
 
     def __init__(
-        self, parts: Parts, supply: Supply, catalog: Catalog, space: Admission, segments: Segments
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
+        supply: Supply,
+        catalog: Catalog,
+        space: Admission,
+        segments: Segments,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._supply = supply
         self._catalog = catalog
         self._space = space
@@ -56,7 +67,7 @@ class Filler:
         self._loop = asyncio.get_running_loop()
         self._background = 0
         self._pieces: set[Piece] = set()
-        self._stalls = Stalls(parts, supply)
+        self._stalls = Stalls(context, supply)
         self._running = self._stalls.running
         self._aborted = False
         self._on_piece_end: list[Callable[[Entry], None]] = []
@@ -73,7 +84,7 @@ class Filler:
     @property
     def background_room(self) -> bool:
         """True if a piece may start that no reader waits for."""
-        return self._background < max(1, int(self._parts.config.load_threads * BACKGROUND_SHARE))
+        return self._background < max(1, int(self._context.config.load_threads * BACKGROUND_SHARE))
 
     def claim(
         self,
@@ -113,18 +124,18 @@ class Filler:
         self._pieces.add(piece)
         piece.entry.busy_pieces += 1
         self._background += piece.background
-        self._parts.counters.fills_in_flight += 1
+        self._context.counters.fills_in_flight += 1
         piece.is_counted = True
-        piece.started_s = self._parts.clocks.monotonic()
+        piece.started_s = self._context.monotonic()
         if not self._begin_at_once(piece):
-            self._parts.tasks.start(self._bring(piece))
+            self._context.tasks.start(self._bring(piece))
 
     def _begin_at_once(self, piece: Piece) -> bool:
         """Starts the first transfer into the cache, if no wait is needed."""
         if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
             return False
         transfer = self._cache_transfer(piece, piece.first)
-        transfer.limit_s = self._parts.config.origin_deadline_s
+        transfer.limit_s = self._context.config.origin_deadline_s
         self._stalls.began(transfer, piece)
         done = functools.partial(self._begun, piece, transfer)
         if not self._starts_small(piece, transfer, done):
@@ -148,7 +159,7 @@ class Filler:
         if self._aborted:
             self._end(piece, Interrupted("the worker is closing"))
         elif error is not None:
-            self._parts.tasks.start(self._bring(piece, FailedAttempt(transfer, error)))
+            self._context.tasks.start(self._bring(piece, FailedAttempt(transfer, error)))
         else:
             self._finish_cached(piece)
             self._end(piece, None)
@@ -171,7 +182,7 @@ class Filler:
             if not piece.unsettled:
                 error = None  # the fill was given up: no reader waits
             if error is not None and not (piece.whole and isinstance(error, NoSpace)):
-                self._parts.counters.errors[error.code] += 1
+                self._context.counters.errors[error.code] += 1
                 if not isinstance(error, SourceStuck):  # logged once, for all of them
                     log.warning("%s", described(entry, error))
             self._end(piece, error)
@@ -201,13 +212,13 @@ class Filler:
         if piece.is_counted:
             piece.is_counted = False
             self._background -= piece.background
-            self._parts.counters.fills_in_flight -= 1
+            self._context.counters.fills_in_flight -= 1
 
     def _count_time(self, piece: Piece) -> None:
-        parts, now = self._parts, self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         took_s = now - piece.started_s
-        parts.counters.fill_s.observe(took_s)
-        parts.slowest.note(took_s, lambda: path_of(piece.entry), piece.size_bytes, now)
+        self._context.counters.fill_s.observe(took_s)
+        self._context.slowest.note(took_s, lambda: path_of(piece.entry), piece.size_bytes, now)
 
     def is_here(self, entry: Entry, page: int, *, past: bool = False) -> bool:
         """Returns whether the page can be read, from the cache file (unless `past`) or a
@@ -307,7 +318,7 @@ class Filler:
                     checksum,
                 )  # reported with the end of the transfer: one wake-up less
             else:
-                self._parts.wake.call(self._cached_page, piece, page, checksum)
+                self._disk.wake.call(self._cached_page, piece, page, checksum)
 
         return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
@@ -315,7 +326,7 @@ class Filler:
         """Creates the cache file. Raises DiskFault, or the error of an aborted transfer."""
         transfer.raise_if_aborted()
         transfer.at_disk += 1
-        make_cache_file(entry, self._parts.tier)
+        make_cache_file(entry, self._disk.directory)
         transfer.at_disk += 1
 
     def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
@@ -327,7 +338,7 @@ class Filler:
             transfer.run(self._supply.source, entry.fd, piece.purpose)
         finally:
             # Not in the loop: there this call would release the GIL and wait to get it back.
-            if piece.is_all or not self._parts.tier.reopens_at_once:
+            if piece.is_all or not self._disk.directory.reopens_at_once:
                 _measure(entry, transfer)
 
     def _store_small(self, entry: Entry, transfer: Transfer, body: memoryview) -> None:
@@ -347,10 +358,10 @@ class Filler:
         entry.pages.add(page)
         if not entry.detached:
             entry.unrecorded[page] = checksum
-        self._parts.arrivals.came(entry.origin)
+        self._context.arrivals.came(entry.origin)
         size_bytes = min(allocation(range_bytes(entry.size, page, page + 1)), piece.room_bytes)
         piece.room_bytes -= size_bytes
-        self._parts.ledger.reserved_bytes -= size_bytes
+        self._contents.use_reserved(size_bytes)
         self._catalog.grow(entry, size_bytes)
 
     def _finish_cached(self, piece: Piece) -> None:
@@ -359,7 +370,7 @@ class Filler:
             self._have_page(piece, *piece.last)
         self._correct_allocation(piece)
         self._catalog.record(entry)
-        if self._parts.health.well():
+        if self._disk.health.well():
             log.info("the cache disk takes writes again")
         piece.settle(piece.end - 1)
 
@@ -370,7 +381,7 @@ class Filler:
         if entry.busy_pieces > 1:
             return False
         real_bytes = entry.measured_bytes
-        if entry.fd >= 0 and self._parts.tier.reopens_at_once and not piece.is_all:
+        if entry.fd >= 0 and self._disk.directory.reopens_at_once and not piece.is_all:
             real_bytes = allocated_bytes(entry.fd)  # now: other pieces may have ended since
         if real_bytes in (-1, entry.allocated_bytes):
             return False
@@ -381,8 +392,8 @@ class Filler:
 
     async def _into_segment(self, piece: Piece, first: int) -> int:
         """Fills a segment with pages from `first` on. Returns the first page that is left."""
-        entry, parts = piece.entry, self._parts
-        wait_s = parts.config.origin_deadline_s
+        entry = piece.entry
+        wait_s = self._context.config.origin_deadline_s
         if piece.background or piece.whole:
             wait_s = WHOLE_WAIT_S if piece.whole else 0.0
         segment = await self._segments.make(
@@ -391,7 +402,7 @@ class Filler:
             (first, piece.end),
             wait_s=wait_s,
             whole=piece.whole,
-            in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
+            in_memory=piece.past or not self._disk.health.writable(self._context.monotonic()),
             span=piece.span,
             is_needed=lambda: bool(piece.unsettled),
         )
@@ -413,13 +424,13 @@ class Filler:
         entry = piece.entry
 
         def on_page(page: int, checksum: int) -> None:
-            self._parts.wake.call(self._segment_page, piece, segment, page, checksum)
+            self._disk.wake.call(self._segment_page, piece, segment, page, checksum)
 
         def run(transfer: Transfer) -> None:
             self._stalls.check(entry.origin)
             transfer.raise_if_aborted()
             transfer.at_disk += 1
-            make_file(segment, self._parts.tier)
+            make_file(segment, self._disk.directory)
             transfer.at_disk += 1
             transfer.run(self._supply.source, segment.fd, piece.purpose)
 
@@ -436,7 +447,7 @@ class Filler:
     def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
         segment.checksums.append(checksum)
         segment.ready_end = page + 1
-        self._parts.arrivals.came(piece.entry.origin)
+        self._context.arrivals.came(piece.entry.origin)
         piece.settle(page)
 
     # ---- transfers ----
@@ -451,7 +462,7 @@ class Filler:
         begun: FailedAttempt | None = None,
     ) -> None:
         """Runs transfers until the range is whole. Raises the error that ended the fill."""
-        deadline_s = self._parts.config.origin_deadline_s
+        deadline_s = self._context.config.origin_deadline_s
         attempt, moved_at_s, stuck_s = 0, 0.0, 0.0
         error: CacheFSError | None
         while True:
@@ -473,7 +484,7 @@ class Filler:
                 attempt=attempt,
                 stuck_s=stuck_s,
                 deadline_s=deadline_s,
-                jitter=self._parts.clocks.jitter(),
+                jitter=self._context.clocks.jitter(),
             )
             if pause is None or not piece.unsettled:
                 raise error

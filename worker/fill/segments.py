@@ -34,7 +34,9 @@ from worker.fill.segment import Area, Segment
 from worker.fill.shares import ActiveReaders, is_crowded, piece_bytes, segments_kept
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.filesystem import is_unused
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 from worker.tier.ledger import allocation
 
 POLL_S: Final = 0.05  # the worker is not notified when a client closes a segment
@@ -74,8 +76,10 @@ Order = collections.OrderedDict[int, Segment]
 class Segments:
     """The segments of a tier, least recently used first."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext, disk: TierDisk, contents: Contents) -> None:
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._orders: dict[bool, Order] = {  # by `in_memory`
             False: collections.OrderedDict(),
             True: collections.OrderedDict(),
@@ -116,24 +120,24 @@ class Segments:
     async def grant(self, segment: Segment) -> int:
         """Returns a descriptor for a client. Raises OSError."""
         segment.granted = segment.lent = True
-        return await self._parts.reopen(segment.fd, in_memory=segment.in_memory)
+        return await self._disk.reopen(segment.fd, in_memory=segment.in_memory)
 
     def copy(self, segment: Segment, offset: int, end: int, *, is_sequential: bool) -> bytes:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
         `is_sequential`: the reader will request what follows. Raises OSError."""
         segment.granted = True
-        segment.used_at_s = self._parts.clocks.monotonic()
+        segment.used_at_s = self._context.monotonic()
         if is_sequential and end < segment.ready_end * PAGE_BYTES:
             segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
         return os.pread(segment.fd, end - offset, offset - segment.start)
 
     def reads(self, reader: Hashable) -> None:
         """Counts a handle among those that share the room."""
-        self.readers.asked(reader, self._parts.clocks.monotonic())
+        self.readers.asked(reader, self._context.monotonic())
 
     def waits(self, reader: Hashable) -> contextlib.AbstractContextManager[None]:
         """Counts a handle among those that share the room while it waits, and for a while after."""
-        return self.readers.waiting(reader, self._parts.clocks.monotonic)
+        return self.readers.waiting(reader, self._context.clocks.monotonic)
 
     @property
     def are_crowded(self) -> bool:
@@ -142,7 +146,7 @@ class Segments:
 
     @property
     def reader_count(self) -> int:
-        return self.readers.count(self._parts.clocks.monotonic())
+        return self.readers.count(self._context.monotonic())
 
     def piece_pages(self, readers: int) -> int:
         """Returns the largest segment, in pages, when `readers` share the room."""
@@ -165,10 +169,12 @@ class Segments:
     def _limit_bytes(self) -> int:
         """The bytes that new segments may take in all: beside a full cache less than their limit,
         as cached files take the room that is not reserved for segments."""
-        parts = self._parts
-        if parts.health.writable(parts.clocks.monotonic()):
-            return max(PAGE_BYTES, parts.ledger.scratch_bytes + parts.ledger.free_for_scratch)
-        return parts.memory.segments_limit_bytes
+        if self._disk.health.writable(self._context.monotonic()):
+            return max(
+                PAGE_BYTES,
+                self._contents.ledger.scratch_bytes + self._contents.ledger.free_for_scratch,
+            )
+        return self._context.memory.segments_limit_bytes
 
     def leave_tier(self) -> None:
         """Drops all segments on a disk that hangs. Their fills leave their places to fills that
@@ -196,7 +202,7 @@ class Segments:
         also at its turn if it is no longer needed. `span`: those bytes of the pages, or the first
         `COPY_BYTES` of them, for one reader."""
         area = Area(in_memory=in_memory, whole=whole)
-        now, gentle = self._parts.clocks.monotonic(), wait_s == 0
+        now, gentle = self._context.monotonic(), wait_s == 0
         want = _Want(key, size_bytes, pages, span, area, now, gentle, is_needed)
         turn = self._whole_turn if whole else self._turn
         if not gentle:
@@ -211,10 +217,9 @@ class Segments:
         return found
 
     async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
-        parts = self._parts
-        until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
+        until = (want.since_s if want.area.whole else self._context.monotonic()) + wait_s
         while want.is_needed():
-            now = parts.clocks.monotonic()
+            now = self._context.monotonic()
             is_next = want.area.whole or self._filling < MOST_FILLING
             for area in self._areas(want, now) if is_next else ():
                 segment = self._try(want, area)
@@ -224,7 +229,7 @@ class Segments:
                 until = now + wait_s  # the transfers in progress have their own deadlines
             elif now >= until:
                 break
-            await parts.room_changed.wait(POLL_S)
+            await self._contents.room_changed.wait(POLL_S)
         raise _no_room(in_memory=want.area.in_memory)
 
     def _areas(self, want: _Want, now: float) -> Iterator[Area]:
@@ -263,7 +268,7 @@ class Segments:
     def _room(self, need_bytes: int, area: Area, *, gentle: bool) -> bool:
         if self._take(need_bytes, area):
             return True
-        now = self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         if now < self._scan_after_s[area.in_memory]:
             return False
         self._let_go_orphans()
@@ -278,8 +283,8 @@ class Segments:
         if not self._has_room(need_bytes, area):
             return False
         if area.in_memory:
-            return self._parts.memory.take_segment(need_bytes, lent=not area.copied)
-        return self._parts.ledger.take_scratch(need_bytes)
+            return self._context.memory.take_segment(need_bytes, lent=not area.copied)
+        return self._contents.take_scratch(need_bytes)
 
     def _has_room(self, need_bytes: int, area: Area) -> bool:
         lent = 0
@@ -288,15 +293,15 @@ class Segments:
         if len(self._orders[area.in_memory]) + lent >= MOST_SEGMENTS:
             return False
         if area.in_memory:
-            free_bytes = self._parts.memory.free_for_segments(lent=not area.copied)
+            free_bytes = self._context.memory.free_for_segments(lent=not area.copied)
         else:
-            free_bytes = self._parts.ledger.free_for_scratch
+            free_bytes = self._contents.ledger.free_for_scratch
         if area.whole:
             free_bytes = min(free_bytes, self._limit_bytes // WHOLE_SHARE - self._whole_bytes)
         return need_bytes <= free_bytes
 
     def _add(self, want: _Want, span: ByteRange, pages: PageRange, area: Area) -> Segment:
-        segment = Segment(want.key, span, pages, self._parts.clocks.monotonic(), area)
+        segment = Segment(want.key, span, pages, self._context.monotonic(), area)
         self._orders[area.in_memory][id(segment)] = segment
         for page in range(*pages) if want.span is None else ():
             self._by_page[want.key, page] = segment
@@ -307,7 +312,7 @@ class Segments:
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
         """Drops unused segments, the least recently used first, until there is room. Moves segments
         that clients have open to the end of the order, as used now."""
-        now = self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         order = self._orders[area.in_memory]
         for segment in [*order.values()]:
             unread = not segment.granted and segment.made_at_s > now - FRESH_S
@@ -327,7 +332,7 @@ class Segments:
     def drop_idle(self) -> None:
         """Drops unused segments in memory that were never lent: other tiers of this process share
         the same memory."""
-        before_s = self._parts.clocks.monotonic() - FRESH_S
+        before_s = self._context.monotonic() - FRESH_S
         for segment in [*self._orders[True].values()]:
             if not segment.lent and not segment.filling and segment.used_at_s < before_s:
                 self.drop(segment)
@@ -353,7 +358,7 @@ class Segments:
         self._give_place_back(segment)
         segment.demanded = False
         self._forget_rest(segment)
-        self._parts.room_changed.notify()
+        self._contents.room_changed.notify()
 
     def _forget_rest(self, segment: Segment) -> None:
         for page in range(segment.ready_end, segment.end):
@@ -364,7 +369,7 @@ class Segments:
         """Records the end of the segment's transfer. Releases the pages that it did not get, and
         drops an empty segment."""
         segment.filling = False
-        self._parts.counters.scratch_fills += not segment.in_memory
+        self._context.counters.scratch_fills += not segment.in_memory
         self._give_place_back(segment)
         self._forget_rest(segment)
         if segment.dropped:
@@ -372,7 +377,7 @@ class Segments:
             self._let_go(segment)
         elif segment.ready_end == segment.first:
             self.drop(segment)
-        self._parts.room_changed.notify()
+        self._contents.room_changed.notify()
 
     def _give_place_back(self, segment: Segment) -> None:
         """Lets another fill take the segment's place among the `MOST_FILLING`. Idempotent."""
@@ -389,21 +394,20 @@ class Segments:
         if self._frozen or (segment.lent and segment.fd >= 0 and not is_unused(segment.fd)):
             self._orphans.append(segment)
             return self._sweep_later(SWEEP_S)
-        parts = self._parts
         fd, segment.fd = segment.fd, -1
         # In a thread: freeing a page of tmpfs can take milliseconds. Until then its room may be
         # used twice.
         if fd >= 0 and segment.in_memory:
-            parts.close_memory(fd)
+            self._disk.close_memory(fd)
         elif fd >= 0:
-            parts.close_later(fd)
+            self._disk.close_later(fd)
         if segment.area.whole:
             self._whole_bytes -= segment.allocated_bytes
         if segment.in_memory:
-            parts.memory.segments_bytes -= segment.allocated_bytes
+            self._context.memory.segments_bytes -= segment.allocated_bytes
         else:
-            parts.ledger.scratch_bytes -= segment.allocated_bytes
-        parts.room_changed.notify()
+            self._contents.free_scratch(segment.allocated_bytes)
+        self._contents.room_changed.notify()
 
     def _let_go_orphans(self) -> None:
         orphans, self._orphans = self._orphans, []

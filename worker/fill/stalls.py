@@ -28,7 +28,7 @@ from worker.stats.by_path import url_of
 if TYPE_CHECKING:
     from worker.fill.supply import Supply
     from worker.fill.transfer import Transfer
-    from worker.tier.disk import Parts
+    from worker.tier.context import TierContext
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class SourceStuck(Unreachable):
 class Stalls:
     """The transfers in progress. Owned by the loop; any thread may call `check`."""
 
-    def __init__(self, parts: Parts, supply: Supply) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext, supply: Supply) -> None:
+        self._context = context
         self._supply = supply
         self.running: dict[Transfer, Piece] = {}
         self._cut: dict[Transfer, Key] = {}
@@ -73,7 +73,7 @@ class Stalls:
     def cut(self, now: float | None = None) -> list[tuple[Transfer, Piece]]:
         """Fails the pages of stalled transfers, and returns these transfers. `now` is of
         `time.monotonic`."""
-        limit_s = max(self._parts.config.origin_deadline_s, PAGE_LIMIT_S) + GRACE_S
+        limit_s = max(self._context.config.origin_deadline_s, PAGE_LIMIT_S) + GRACE_S
         before_s = (time.monotonic() if now is None else now) - limit_s
         found = [
             (transfer, piece)
@@ -123,20 +123,20 @@ class Stalls:
             self._count_out()
 
     def _count(self, transfer: Transfer, piece: Piece) -> None:
-        counters = self._parts.counters
+        counters = self._context.counters
         moved = transfer.peer_bytes or transfer.tier_bytes
         counters.origin_requests += transfer.origin_bytes > 0 or not moved
         counters.tier_bytes += transfer.tier_bytes
         counters.origin_bytes += transfer.origin_bytes
         piece.origin_bytes += transfer.origin_bytes
         counters.peer_bytes += transfer.peer_bytes
-        self._parts.paths.brought(piece.entry.origin, transfer.origin_bytes, transfer.peer_bytes)
+        self._context.paths.brought(piece.entry.origin, transfer.origin_bytes, transfer.peer_bytes)
 
     def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
         if piece.background:
-            self._parts.memory.windows_bytes += size_bytes
+            self._context.memory.windows_bytes += size_bytes
         else:
-            self._parts.memory.buffers_bytes += size_bytes
+            self._context.memory.buffers_bytes += size_bytes
 
     def _count_out(self) -> None:
         self._supply.count_out(len(self._cut), cause="origin")

@@ -1,9 +1,9 @@
-"""The tasks of a part of the worker, and a signal between tasks."""
+"""The tasks of a part of the worker, a signal between tasks, and a wait with a limit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 
@@ -54,3 +54,9 @@ class Signal:
             await asyncio.wait([waiter], timeout=timeout_s)
         finally:
             self._waiters.discard(waiter)
+
+
+async def within(work: Awaitable[Any], seconds: float) -> Any:
+    """Returns the result. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        return await work

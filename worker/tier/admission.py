@@ -20,6 +20,7 @@ from cachefs.core.jobs import FullQuota
 from cachefs.core.model import ContentId, NamespaceId
 from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
 from worker.runtime.log_backoff import LogBackoff
+from worker.runtime.tasks import within
 from worker.store.removal import Evicted, evict
 from worker.tier.admission_rule import Verdict, judge
 from worker.tier.demotion import Copy, Demotion
@@ -28,7 +29,9 @@ from worker.tier.over_quota import Named, OverQuota
 
 if TYPE_CHECKING:
     from worker.tier.catalog import Catalog
-    from worker.tier.disk import Parts
+    from worker.tier.contents import Contents
+    from worker.tier.context import TierContext
+    from worker.tier.disk import TierDisk
     from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
@@ -63,8 +66,17 @@ class Admission:
     """`reserve` and `release` change the ledger; `order_loaded` is set when the eviction order
     knows what an earlier process cached."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, leftovers: UnlinkedOpenFiles) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
+        catalog: Catalog,
+        leftovers: UnlinkedOpenFiles,
+    ) -> None:
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._leftovers = leftovers
         self._one_at_a_time = asyncio.Lock()
@@ -78,7 +90,7 @@ class Admission:
         self._shrink_at_s = float("-inf")
         self._unanswered = 0  # questions for permission
         self._named_quotas = Named()
-        self._demotion = Demotion(parts)
+        self._demotion = Demotion(context, contents)
         self._pace = LogBackoff()  # of what is logged about permissions that do not come
         self.order_loaded = asyncio.Event()
 
@@ -89,9 +101,9 @@ class Admission:
     async def reserve(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Promises room in the cache (for this entry); False when admission refuses it, nothing can
         go, or the disk is degraded. Cancelled: nothing is reserved."""
-        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+        if not self._disk.health.writable(self._context.monotonic()):
             return False
-        if self._parts.ledger.over_limit_bytes:
+        if self._contents.ledger.over_limit_bytes:
             return self._refuse()  # whoever reads does not wait until the cache has shrunk
         full = self.full_quota(size_bytes, entry)
         if full is not None:
@@ -99,17 +111,16 @@ class Admission:
         verdict = self._judge(size_bytes, entry)
         if verdict is Verdict.ADMIT:
             return self._take(size_bytes, entry)
-        if verdict is Verdict.REFUSE or self._parts.clocks.monotonic() < self._nothing_until_s:
+        if verdict is Verdict.REFUSE or self._context.monotonic() < self._nothing_until_s:
             return self._refuse()
         async with self._one_at_a_time:
-            writable = self._parts.health.writable(self._parts.clocks.monotonic())
+            writable = self._disk.health.writable(self._context.monotonic())
             return writable and await self._reserve_by_evicting(size_bytes, entry)
 
     def reserve_nowait(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Reserves room if there is some. Returns False where admission must decide or make
         room."""
-        parts = self._parts
-        if not parts.health.writable(parts.clocks.monotonic()):
+        if not self._disk.health.writable(self._context.monotonic()):
             return False
         if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
             return False
@@ -130,14 +141,14 @@ class Admission:
             await self._reserve_for_load(size_bytes, entry)
 
     def _check_writable(self) -> None:
-        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+        if not self._disk.health.writable(self._context.monotonic()):
             raise Unavailable("the cache disk takes nothing for now")
 
     async def _reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
-        ledger, monotonic = self._parts.ledger, self._parts.clocks.monotonic
+        ledger, monotonic = self._contents.ledger, self._context.clocks.monotonic
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
-            await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
+            await within(self.order_loaded.wait(), ORDER_WAIT_S)
         unanswered = self._unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
@@ -152,7 +163,7 @@ class Admission:
 
     def full_quota(self, size_bytes: int, entry: SpaceRequest | None) -> FullQuota | None:
         """Returns the quota that refuses these bytes of a content; None: no quota does."""
-        bounds, charges = self._rule(entry).quotas, self._parts.charges
+        bounds, charges = self._rule(entry).quotas, self._contents.charges
         path = charges.refuses(bounds, size_bytes) if bounds else None
         if path is None:
             return None
@@ -160,42 +171,40 @@ class Admission:
         return FullQuota(path, quota_bytes, *charges.use(path, quota_bytes))
 
     def _take(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
-        if not self._parts.ledger.reserve(size_bytes):
-            return False
-        bounds = self._rule(entry).quotas
-        if bounds and entry is not None:
-            self._parts.charges.promise(entry.key, bounds, size_bytes)
-        return True
+        key = None if entry is None else entry.key
+        return self._contents.reserve(key, size_bytes, self._rule(entry).quotas)
 
     def release(self, size_bytes: int) -> None:
         """Takes a promise back."""
-        self._parts.ledger.reserved_bytes -= size_bytes
-        self._parts.room_changed.notify()
+        self._contents.unreserve(size_bytes)
 
     def may_fit(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Returns whether `reserve` would try to admit the bytes now. Promises nothing."""
-        parts = self._parts
-        if not parts.health.writable(parts.clocks.monotonic()) or parts.ledger.over_limit_bytes:
+        if (
+            not self._disk.health.writable(self._context.monotonic())
+            or self._contents.ledger.over_limit_bytes
+        ):
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
     def may_fit_load(self, size_bytes: int) -> bool:
         """Returns whether `reserve_for_load` would try it now."""
-        parts = self._parts
-        if not parts.health.writable(parts.clocks.monotonic()):
+        if not self._disk.health.writable(self._context.monotonic()):
             return False
-        return size_bytes <= parts.ledger.free_for_files + parts.ledger.cached_bytes
+        return (
+            size_bytes <= self._contents.ledger.free_for_files + self._contents.ledger.cached_bytes
+        )
 
     async def _reserve_by_evicting(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
-            await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
+            await within(self.order_loaded.wait(), ORDER_WAIT_S)
         has_tried = False
         for may_take_copies in (True, False):  # too few copies are no reason not to look further
             verdict = self._judge(size_bytes, entry, may_take_copies=may_take_copies)
             if verdict in (Verdict.ADMIT, Verdict.REFUSE):
                 break
-            if self._parts.clocks.monotonic() < self._nothing_until_s:
+            if self._context.monotonic() < self._nothing_until_s:
                 return self._refuse()
             await self._make_room_by(verdict, size_bytes)
             has_tried = True
@@ -204,29 +213,29 @@ class Admission:
         if self._take(size_bytes, entry):
             return True
         if has_tried:
-            self._nothing_until_s = self._parts.clocks.monotonic() + PAUSE_S
+            self._nothing_until_s = self._context.monotonic() + PAUSE_S
         return self._refuse()
 
     async def _make_room_by(self, verdict: Verdict, size_bytes: int) -> None:
         from_idle = verdict is Verdict.MAKE_ROOM_FROM_IDLE
-        idle_s = self._parts.config.idle_after_s if from_idle else None
+        idle_s = self._context.config.idle_after_s if from_idle else None
         from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
         await self._make_room(size_bytes, idle_s, only_copies=from_copies)
 
     def _refuse_for(self, full: FullQuota) -> bool:
-        if self._named_quotas.is_news(full, self._parts.clocks.monotonic()):
+        if self._named_quotas.is_news(full, self._context.monotonic()):
             log.info("a file is not cached: %s", OverQuota(full).one_line())
         return self._refuse()
 
     def _refuse(self) -> bool:
-        self._parts.counters.refused += 1
+        self._context.counters.refused += 1
         return False
 
     def _judge(
         self, size_bytes: int, entry: SpaceRequest | None, *, may_take_copies: bool = True
     ) -> Verdict:
-        ledger, config = self._parts.ledger, self._parts.config
-        now_s = self._parts.clocks.wall()
+        ledger, config = self._contents.ledger, self._context.config
+        now_s = self._context.wall()
         if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
             return Verdict.REFUSE
         if self._oldest_use_s + config.idle_after_s <= now_s:
@@ -247,12 +256,12 @@ class Admission:
     def _admission(self, wanted: SpaceRequest | None) -> str:
         """Returns the admission by the content's policy, else the worker's. Copies of what other
         workers own replace nothing in use, unless a policy permits it."""
-        admission = self._rule(wanted).admission or self._parts.config.admission
+        admission = self._rule(wanted).admission or self._context.config.admission
         return "fill" if admission != "fill" and self._is_copy(wanted, AUTO) else admission
 
     def _is_copy(self, wanted: SpaceRequest | None, local_copy: str) -> bool:
         """Returns whether it is a copy of what other workers own whose policy permits that."""
-        rule, is_owned = self._rule(wanted), self._parts.is_owned
+        rule, is_owned = self._rule(wanted), self._contents.is_owned
         if wanted is None or is_owned is None or rule.local_copy != local_copy:
             return False
         return not is_owned(wanted.key, wanted.size, rule.owners)
@@ -262,17 +271,16 @@ class Admission:
         return NO_RULE if entry is None else entry.origin.rule
 
     def _takes_copies(self, entry: SpaceRequest) -> bool:
-        parts = self._parts
-        if parts.is_owned is None or not parts.order.copy_count:
+        if self._contents.is_owned is None or not self._contents.order.copy_count:
             return False
-        return parts.is_owned(entry.key, entry.size, self._rule(entry).owners)
+        return self._contents.is_owned(entry.key, entry.size, self._rule(entry).owners)
 
     def _look_for_the_oldest(self) -> None:
         """Returns a lower bound of the last uses. Last uses only grow and new contents are used
         now, so an old answer stays a lower bound."""
-        now = self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
-            self._oldest_use_s = min(self._parts.order.oldest_use_s(), self._parts.wall_s())
+            self._oldest_use_s = min(self._contents.order.oldest_use_s(), self._context.wall_s())
             self._oldest_known_at_s = now
 
     # ---- eviction ----
@@ -280,37 +288,43 @@ class Admission:
     async def make_room_ahead(self, size_bytes: int) -> None:
         """Evicts ahead of demand, within the admission policy."""
         async with self._one_at_a_time:
-            parts = self._parts
             if self._demotion.copying:
                 return  # what is on its way to a slower tier makes room soon
-            if self.order_loaded.is_set() and parts.health.writable(parts.clocks.monotonic()):
-                idle_s = None if parts.config.admission == "always" else parts.config.idle_after_s
-                await self._make_room(parts.ledger.free_for_files + size_bytes, idle_s)
+            if self.order_loaded.is_set() and self._disk.health.writable(self._context.monotonic()):
+                idle_s = (
+                    None
+                    if self._context.config.admission == "always"
+                    else self._context.config.idle_after_s
+                )
+                await self._make_room(self._contents.ledger.free_for_files + size_bytes, idle_s)
 
     async def shrink(self) -> None:
         """Shrinks a cache that exceeds its limit, since the limit is lower than the former
         process's. Evicts regardless of admission. Called periodically; where nothing may be evicted
         it retries after growing pauses."""
-        parts = self._parts
-        now = parts.clocks.monotonic()
-        if not parts.ledger.over_limit_bytes:
+        now = self._context.monotonic()
+        if not self._contents.ledger.over_limit_bytes:
             self._shrink_pause_s = PAUSE_S
             return
-        if not self.order_loaded.is_set() or not parts.health.in_service or now < self._shrink_at_s:
+        if (
+            not self.order_loaded.is_set()
+            or not self._disk.health.in_service
+            or now < self._shrink_at_s
+        ):
             return
-        before = parts.ledger.over_limit_bytes
+        before = self._contents.ledger.over_limit_bytes
         async with self._one_at_a_time:
             await self._make_room(0, None)
-        progress = parts.ledger.over_limit_bytes < before
+        progress = self._contents.ledger.over_limit_bytes < before
         self._shrink_pause_s = PAUSE_S if progress else min(2 * self._shrink_pause_s, MOST_PAUSE_S)
-        self._shrink_at_s = parts.clocks.monotonic() + (0.0 if progress else self._shrink_pause_s)
+        self._shrink_at_s = self._context.monotonic() + (0.0 if progress else self._shrink_pause_s)
 
     async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
         """Returns whether there is room, or contents unused for `idle_s` can be evicted for it."""
         async with self._one_at_a_time:
             if self.order_loaded.is_set():
                 await self._make_room(size_bytes, idle_s)
-        return size_bytes <= self._parts.ledger.free_for_files
+        return size_bytes <= self._contents.ledger.free_for_files
 
     async def let_go(self, keys: Sequence[bytes]) -> None:
         """Evicts what another tier of this node has too; what is in use stays."""
@@ -324,32 +338,30 @@ class Admission:
     ) -> None:
         """Makes room. `idle_s`: only from contents unused for this time; None: from any, or only
         from copies of what other workers own."""
-        parts = self._parts
-        idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
+        idle_before_s = NEVER_S if idle_s is None else int(self._context.wall() - idle_s)
         reason = "copy" if only_copies else "space" if idle_s is None else "idle"
         self._release_held()
-        until_s = parts.clocks.monotonic() + MOST_ROUNDS_S
+        until_s = self._context.monotonic() + MOST_ROUNDS_S
         for _ in range(MOST_ROUNDS):
-            short_bytes = need_bytes - parts.ledger.free_for_files
-            if short_bytes <= 0 or not parts.health.in_service:
+            short_bytes = need_bytes - self._contents.ledger.free_for_files
+            if short_bytes <= 0 or not self._disk.health.in_service:
                 return
             if only_copies:
-                keys = parts.order.copies(BATCH_FILES)
+                keys = self._contents.order.copies(BATCH_FILES)
             else:
                 keys = self._candidates(idle_before_s)
-            if not keys or parts.clocks.monotonic() > until_s:
+            if not keys or self._context.monotonic() > until_s:
                 return
             await self._evict_permitted(keys, short_bytes, reason)
 
     async def _make_room_thoroughly(self, need_bytes: int, until_s: float) -> None:
         """Makes room from any content: examines each once, until then (monotonic) at most."""
-        parts = self._parts
         self._release_held()
         batch = BATCH_FILES
-        most_looks = 2 * len(parts.order) + 2 * MOST_SKIPPED  # each, also past its mark
-        while most_looks > 0 and parts.clocks.monotonic() < until_s:
-            short_bytes = need_bytes - parts.ledger.free_for_files
-            if short_bytes <= 0 or not parts.health.in_service:
+        most_looks = 2 * len(self._contents.order) + 2 * MOST_SKIPPED  # each, also past its mark
+        while most_looks > 0 and self._context.monotonic() < until_s:
+            short_bytes = need_bytes - self._contents.ledger.free_for_files
+            if short_bytes <= 0 or not self._disk.health.in_service:
                 return
             keys = self._candidates(NEVER_S, batch)
             most_looks -= len(keys) or MOST_SKIPPED
@@ -361,11 +373,9 @@ class Admission:
     async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
         """Evicts this much of these and a little more, as far as permitted; returns the number of
         permitted ones."""
-        parts = self._parts
         allowed, until_s = await self._permitted(self._not_live(keys))
-        for key in set(keys) - set(allowed):
-            parts.order.defer(key)
-        short_bytes += min(parts.ledger.limit_bytes // 128, 32 << 20)
+        self._contents.defer([*set(keys) - set(allowed)])
+        short_bytes += min(self._contents.ledger.limit_bytes // 128, 32 << 20)
         then = functools.partial(self._evict_copied, short_bytes=short_bytes, reason=reason)
         await self._demotion.offer(self._not_live(allowed), short_bytes, then)
         going = [key for key in self._not_live(allowed) if key not in self._demotion.copying]
@@ -376,7 +386,7 @@ class Admission:
         self, copied: Mapping[bytes, int], short_bytes: int, reason: str
     ) -> None:
         """Evicts contents that were copied to a slower tier, except those used or opened since."""
-        order = self._parts.order
+        order = self._contents.order
         async with self._one_at_a_time:
             same = [key for key, use_s in copied.items() if self._last_use_s(key) == use_s]
             allowed, until_s = await self._permitted([key for key in same if key in order])
@@ -384,15 +394,14 @@ class Admission:
 
     def _release_held(self) -> None:
         """Releases contents whose hold has expired."""
-        parts = self._parts
-        now = parts.clocks.monotonic()
-        if parts.order.first_release_s <= now and now - self._released_at_s >= RELEASE_S:
+        now = self._context.monotonic()
+        if self._contents.order.first_release_s <= now and now - self._released_at_s >= RELEASE_S:
             self._released_at_s = now
-            parts.order.release_due(int(now), parts.wall_s())
+            self._contents.release_due(now, self._context.wall_s())
 
     def _candidates(self, idle_before_s: int, count: int = BATCH_FILES) -> list[bytes]:
         """First those that were named before and not needed: the order's hand has passed them."""
-        order = self._parts.order
+        order = self._contents.order
         named, self._named = self._named, []
         keys = [
             key
@@ -415,7 +424,7 @@ class Admission:
         allowed: set[str] = set()
         until_s = float("inf")
         for namespace, contents in by_namespace.items():
-            asked_at_s = self._parts.clocks.monotonic()
+            asked_at_s = self._context.monotonic()
             names, valid_for_s = await self._ask(namespace, contents)
             if names:
                 allowed |= names
@@ -426,18 +435,18 @@ class Admission:
         self, namespace: NamespaceId, contents: list[ContentId]
     ) -> tuple[frozenset[str], float]:
         try:
-            service = self._parts.metadata(namespace)
+            service = self._context.metadata(namespace)
         except NotFound:
             return self._of_nobody(contents), PERMISSION_WAIT_S
         except CacheFSError:  # it has pins, and nobody is here who knows them
             return frozenset(), 0.0
         try:
             asked = service.permit_eviction(contents)
-            permission = await self._parts.within(asked, PERMISSION_WAIT_S)
+            permission = await within(asked, PERMISSION_WAIT_S)
         except (CacheFSError, TimeoutError) as err:
-            self._parts.counters.errors["permission"] += 1
+            self._context.counters.errors["permission"] += 1
             self._unanswered += 1
-            if self._pace.is_due(self._parts.clocks.monotonic()):
+            if self._pace.is_due(self._context.monotonic()):
                 log.warning("nothing is evicted, the master gives no permission: %s", err)
             return frozenset(), 0.0
         self._pace.over()
@@ -445,32 +454,38 @@ class Admission:
 
     def _of_nobody(self, contents: list[ContentId]) -> frozenset[str]:
         """Returns the evictable contents of a namespace that is not attached here."""
-        config = self._parts.config
+        config = self._context.config
         if not config.evict_detached:
             return frozenset()
-        idle_before_s = self._parts.clocks.wall() - config.idle_after_s
+        idle_before_s = self._context.wall() - config.idle_after_s
         names = (content.name for content in contents)
         return frozenset(
             name for name in names if self._last_use_s(bytes.fromhex(name)) <= idle_before_s
         )
 
     def _last_use_s(self, key: bytes) -> int:
-        return self._parts.order.last_use_s(key) if key in self._parts.order else NEVER_S
+        return self._contents.order.last_use_s(key) if key in self._contents.order else NEVER_S
 
     async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
         """Evicts nothing of a tier out of service: its published files may be withdrawn now.
         Cancelled: the eviction continues and is accounted for."""
-        parts = self._parts
-        if not keys or not parts.health.in_service:
+        if not keys or not self._disk.health.in_service:
             return
-        monotonic = parts.clocks.monotonic
+        monotonic = self._context.clocks.monotonic
         names = [key.hex() for key in keys]
         call = functools.partial(
-            evict, parts.tier, parts.writer, names, need_bytes, lambda: monotonic() < until_s
+            evict,
+            self._disk.directory,
+            self._disk.writer,
+            names,
+            need_bytes,
+            lambda: monotonic() < until_s,
         )
         fence = contextlib.ExitStack()
         fence.enter_context(self._catalog.removing(keys))
-        await asyncio.shield(parts.tasks.start(self._evict_fenced(keys, call, reason, fence)))
+        await asyncio.shield(
+            self._context.tasks.start(self._evict_fenced(keys, call, reason, fence))
+        )
 
     async def _evict_fenced(
         self,
@@ -479,10 +494,9 @@ class Admission:
         reason: str,
         fence: contextlib.ExitStack,
     ) -> None:
-        parts = self._parts
         with fence:
             try:
-                result = await parts.disk.run(call)
+                result = await self._disk.threads.run(call)
             except Interrupted:  # the worker is closing
                 return
             except OSError as err:
@@ -490,21 +504,16 @@ class Admission:
                 return
         self._account(result, reason)
         self._named = [
-            (key, parts.order.last_use_s(key))
+            (key, self._contents.order.last_use_s(key))
             for key in keys
-            if key.hex() not in result.busy and key in parts.order
+            if key.hex() not in result.busy and key in self._contents.order
         ]
 
     def _account(self, result: Evicted, reason: str) -> None:
-        parts = self._parts
         for name, size_bytes in result.gone.items():
-            parts.order.remove(bytes.fromhex(name))
-            parts.charges.drop(bytes.fromhex(name))
-            parts.rules.drop(bytes.fromhex(name))
-            parts.ledger.cached_bytes -= size_bytes
-            parts.counters.evicted_bytes += size_bytes
-        for name in result.busy:
-            parts.order.defer(bytes.fromhex(name))
-        parts.counters.evicted_files[reason] += len(result.gone)
-        parts.counters.evicted_files["busy"] += len(result.busy)
-        parts.room_changed.notify()
+            self._contents.evicted(bytes.fromhex(name), size_bytes)
+            self._context.counters.evicted_bytes += size_bytes
+        self._contents.defer([bytes.fromhex(name) for name in result.busy])
+        self._context.counters.evicted_files[reason] += len(result.gone)
+        self._context.counters.evicted_files["busy"] += len(result.busy)
+        self._contents.room_changed.notify()

@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from cachefs.core.errors import CacheFSError, Stale
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageMap
+from worker.runtime.tasks import within
 from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.holds import Hold
 from worker.store.lookup import LookupResult, lookup_content
 from worker.store.records import HELD_READ, FileRecord
 from worker.store.removal import Dropped, drop
-from worker.tier.disk import Parts, no_answer
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk, no_answer
 from worker.tier.entry import Entry
 from worker.tier.unlinked import UnlinkedOpenFiles
 
@@ -49,8 +52,12 @@ class FreedCounts:
 class Catalog:
     """Entries by content key (36 bytes)."""
 
-    def __init__(self, parts: Parts, leftovers: UnlinkedOpenFiles) -> None:
-        self._parts = parts
+    def __init__(
+        self, context: TierContext, disk: TierDisk, contents: Contents, leftovers: UnlinkedOpenFiles
+    ) -> None:
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._leftovers = leftovers
         self._live: dict[bytes, Entry] = {}
         self._detached: set[Entry] = set()  # those that still have a descriptor
@@ -78,7 +85,9 @@ class Catalog:
 
     def is_absent(self, key: bytes) -> bool:
         """Known without a look at the disk: nothing of it is cached."""
-        return self._parts.order_known and not self.is_live(key) and key not in self._parts.order
+        return (
+            self._contents.order_known and not self.is_live(key) and key not in self._contents.order
+        )
 
     # ---- coming ----
 
@@ -105,8 +114,8 @@ class Catalog:
         if entry is None:
             absent = self.is_absent(key)
             entry = self._live[key] = Entry(origin, key)
-            if not absent and self._parts.health.in_service:
-                entry.looking = self._parts.tasks.start(self._look(entry))
+            if not absent and self._disk.health.in_service:
+                entry.looking = self._context.tasks.start(self._look(entry))
             elif not absent:
                 entry.detached = True
         elif entry.origin.rule != origin.rule:
@@ -121,19 +130,22 @@ class Catalog:
         return entry
 
     async def _look(self, entry: Entry) -> None:
-        parts = self._parts
 
         def call() -> LookupResult:
             try:
                 return lookup_content(
-                    parts.tier, parts.writer, entry.origin, entry.key, parts.epoch
+                    self._disk.directory,
+                    self._disk.writer,
+                    entry.origin,
+                    entry.key,
+                    self._disk.epoch,
                 )
             finally:
-                parts.wake.call(self.leave, entry)
+                self._disk.wake.call(self.leave, entry)
 
         entry.users += 1  # for the thread: a late look must not meet a newer entry
         try:
-            looked = await parts.ask_disk(call, discard=LookupResult.close, limit_s=None)
+            looked = await self._disk.call(call, discard=LookupResult.close, limit_s=None)
         except OSError as err:
             self.disk_fault(err)
             looked = LookupResult()
@@ -143,22 +155,21 @@ class Catalog:
         self.retire_if_unused(entry)
 
     def _take_in(self, entry: Entry, looked: LookupResult) -> None:
-        parts = self._parts
-        parts.ledger.cached_bytes += looked.grown_bytes
-        parts.counters.verified += looked.verified
-        parts.counters.bad_pages += looked.bad_pages
+        self._contents.grow_cached(looked.grown_bytes)
+        self._context.counters.verified += looked.verified
+        self._context.counters.bad_pages += looked.bad_pages
         if looked.bad_pages:
             log.warning("%s: %d pages were damaged, fetched again", entry.name, looked.bad_pages)
         if looked.lost:
-            parts.order.remove(entry.key)
-            parts.charges.drop(entry.key)
-            parts.rules.drop(entry.key)
+            self._contents.forget(entry.key)
         entry.fd = looked.fd
         entry.pages = PageMap(entry.size, looked.bits)
         entry.allocated_bytes = looked.allocated_bytes
         entry.published = looked.published
         entry.recorded = looked.fd >= 0
-        if not parts.order_known or parts.order.held(entry.key)[0]:  # else a read has ended it
+        if not self._contents.order_known or self._contents.is_held(
+            entry.key
+        ):  # else a read has ended it
             entry.hold = entry.hold or looked.hold
 
     # ---- going ----
@@ -185,11 +196,11 @@ class Catalog:
             fence = contextlib.ExitStack()
             fence.enter_context(self.removing([entry.key]))
             self._detach(entry)
-            self._parts.tasks.start(self._discard(entry, fence))
+            self._context.tasks.start(self._discard(entry, fence))
         elif self._live.get(entry.key) is entry:
             del self._live[entry.key]
             if entry.fd >= 0:
-                self._parts.close_named(entry.fd)
+                self._disk.close_named(entry.fd)
                 entry.fd = -1
 
     async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:
@@ -200,7 +211,7 @@ class Catalog:
                 self._close_all(await self._remove([entry.key]))
             except OSError:  # the index takes nothing; a record without a file does no harm
                 with contextlib.suppress(OSError):
-                    await self._parts.disk.run(self._parts.tier.unlink, entry.name)
+                    await self._disk.threads.run(self._disk.directory.unlink, entry.name)
         self.leave(entry)
 
     @contextlib.contextmanager
@@ -220,14 +231,14 @@ class Catalog:
         """Drops what is cached of these contents, in use or not. Raises OSError when the index
         cannot be written (nothing is unlinked then), or when the disk hangs: the drop continues
         once it answers."""
-        if not self._parts.health.in_service:
+        if not self._disk.health.in_service:
             raise no_answer()
         keys = [*dict.fromkeys(keys)]
         await self._until_free_to_drop(keys)
         fence = contextlib.ExitStack()
         fence.enter_context(self.removing(keys))
-        work = self._parts.tasks.start(self._drop_fenced(keys, fence))
-        done = await self._parts.unless_left(work, None)
+        work = self._context.tasks.start(self._drop_fenced(keys, fence))
+        done = await self._disk.unless_left(work, None)
         counts: FreedCounts | OSError = done.result() if done is not None else no_answer()
         if isinstance(counts, OSError):
             raise counts
@@ -266,7 +277,7 @@ class Catalog:
                 dropped = await self._remove(keys)
             return self._count(dropped, held, busy)
         except OSError as err:
-            self._parts.ledger.cached_bytes += kept_bytes  # the files and their records stay
+            self._contents.grow_cached(kept_bytes)  # the files and their records stay
             return err
         finally:
             for entry in detached:
@@ -300,7 +311,7 @@ class Catalog:
         async def wait() -> None:
             await asyncio.wait(waits)
 
-        return await self._parts.unless_left(self._parts.tasks.start(wait()), None) is not None
+        return await self._disk.unless_left(self._context.tasks.start(wait()), None) is not None
 
     def _detach(self, entry: Entry) -> None:
         if self._live.get(entry.key) is entry:
@@ -310,49 +321,45 @@ class Catalog:
         entry.detached = True
         self._detached.add(entry)
         entry.unrecorded.clear()
-        self._parts.ledger.cached_bytes -= entry.allocated_bytes
-        self._parts.ledger.unlinked_bytes += entry.allocated_bytes
+        self._contents.unlink(entry.allocated_bytes)
         entry.committed()
 
     async def _remove(self, keys: Sequence[bytes]) -> dict[str, Dropped]:
         """Removes the files and records of fenced contents."""
-        parts = self._parts
         names = [key.hex() for key in keys]
-        dropped = await parts.disk.call(
-            drop, parts.tier, parts.writer, names, discard=self._close_all
+        dropped = await self._disk.threads.call(
+            drop, self._disk.directory, self._disk.writer, names, discard=self._close_all
         )
         for key in keys:
-            parts.order.remove(key)
-            parts.charges.drop(key)
-            parts.rules.drop(key)
+            self._contents.forget(key)
         return dropped
 
     def _close_all(self, dropped: dict[str, Dropped]) -> None:
         for one in dropped.values():
             if one.fd >= 0:
-                self._parts.close_later(one.fd)
+                self._disk.close_later(one.fd)
 
     def _count(
         self, dropped: dict[str, Dropped], held: dict[str, int], busy: set[str]
     ) -> FreedCounts:
         """`held`: bytes of those that were live, which are accounted with their entries."""
-        ledger, counts = self._parts.ledger, FreedCounts()
+        counts = FreedCounts()
         for name, one in dropped.items():
             size_bytes = held.get(name, one.recorded_bytes)
             if name not in held:
-                ledger.cached_bytes -= one.recorded_bytes
+                self._contents.grow_cached(-one.recorded_bytes)
                 if one.fd >= 0:
                     busy.add(name)
-                    ledger.unlinked_bytes += one.allocated_bytes
+                    self._contents.grow_unlinked(one.allocated_bytes)
                     self._leftovers.add(one.fd, one.allocated_bytes)
             elif one.fd >= 0:
-                self._parts.close(one.fd)
+                self._disk.close(one.fd)
             if size_bytes:
                 counts.files += 1
                 counts.bytes += size_bytes
                 counts.busy_files += name in busy
-        self._parts.counters.freed_files += counts.files
-        self._parts.room_changed.notify()
+        self._context.counters.freed_files += counts.files
+        self._contents.room_changed.notify()
         return counts
 
     async def changed(self, entry: Entry, error: CacheFSError) -> Stale:
@@ -373,8 +380,8 @@ class Catalog:
     async def _report(self, entry: Entry) -> None:
         content = entry.origin.content
         try:
-            report = self._parts.metadata(content.namespace).report_changed(content.ino)
-            await self._parts.within(report, self._parts.config.origin_deadline_s)
+            report = self._context.metadata(content.namespace).report_changed(content.ino)
+            await within(report, self._context.config.origin_deadline_s)
         except (CacheFSError, TimeoutError) as err:
             log.warning("%s: its change was not reported: %s", entry.origin.path, err)
 
@@ -384,52 +391,44 @@ class Catalog:
         """Adds to the accounted bytes of the entry's file (below 0: subtracts)."""
         entry.allocated_bytes += size_bytes
         if entry.detached:
-            self._parts.ledger.unlinked_bytes += size_bytes
+            self._contents.grow_unlinked(size_bytes)
         else:
-            self._parts.ledger.cached_bytes += size_bytes
+            self._contents.grow_cached(size_bytes)
 
     def record(self, entry: Entry) -> None:
         """Submits what the entry gained to the index; a complete file is published after the
         commit."""
         if entry.detached:
             return
-        parts = self._parts
         complete = entry.complete
         if complete and entry.hold_when_whole is not None:
             entry.hold, entry.hold_when_whole = entry.hold_when_whole, None
         hold = entry.hold
         flags = HELD_READ if hold is not None and hold.though_read else 0
-        now_s = parts.wall_s()
+        now_s = self._context.wall_s()
         record = FileRecord(
-            entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
+            entry.size, entry.origin.etag, self._disk.epoch, entry.allocated_bytes, complete,
             now_s, flags, now_s, hold.recorded_s if hold is not None else 0,
         )  # fmt: skip
         for on_recorded in self._on_recorded:
             on_recorded(entry.key)
-        if entry.origin.rule.owners > 1:
-            parts.came(entry.key, entry.size, entry.origin.rule.owners)
+        self._contents.note_replicated(entry.key, entry.size, entry.origin.rule)
         pages, entry.unrecorded = entry.unrecorded, {}
         entry.committing.update(pages)
         if not entry.recorded:
             entry.recorded = True
-            parts.order.insert(entry.key, record.last_use_s)
-            parts.rules.put(entry.key, entry.origin.rule)
-            if entry.origin.rule.eviction:
-                parts.order.set_eviction(entry.key, entry.origin.rule.eviction)
-            if not parts.owns(entry.key, entry.size):
-                parts.order.set_owned(entry.key, owned=False)
+            self._contents.add(entry.key, entry.size, record.last_use_s, entry.origin.rule)
         if hold is not None:
-            parts.set_aside(entry.key, hold)
+            self._contents.set_aside(entry.key, hold)
         self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
 
     async def hold(self, holds: Sequence[tuple[bytes, Hold]]) -> None:
         """Holds recorded contents from now on; returns once that is durable. Raises OSError."""
-        parts = self._parts
         for key, hold in holds:
             entry = self._live.get(key)
             if entry is not None and not entry.detached:
                 entry.hold = hold
-            parts.set_aside(key, hold)
+            self._contents.set_aside(key, hold)
         committed = self._loop.create_future()
 
         def end(error: OSError | None) -> None:
@@ -437,8 +436,8 @@ class Catalog:
                 committed.set_result(error)
 
         changes = [HoldFile(key, hold.recorded_s, hold.though_read) for key, hold in holds]
-        parts.writer.submit(changes, lambda error: parts.wake.call(end, error))
-        done = await parts.unless_left(committed, None)
+        self._disk.writer.submit(changes, lambda error: self._disk.wake.call(end, error))
+        done = await self._disk.unless_left(committed, None)
         error = no_answer() if done is None else done.result()
         if error is not None:
             raise error
@@ -449,17 +448,16 @@ class Catalog:
             self._submit(entry, TouchFile(entry.key, 0, entry.allocated_bytes), publish=False)
 
     def _submit(self, entry: Entry, change: PutFile | TouchFile, *, publish: bool) -> None:
-        parts = self._parts
-        name, tier = entry.name, parts.tier
+        name, tier = entry.name, self._disk.directory
         entry.uncommitted += 1
 
         def done(error: OSError | None) -> None:
-            parts.wake.call(self._committed, entry, publish, error)
+            self._disk.wake.call(self._committed, entry, publish, error)
 
         if publish:
-            parts.writer.submit([change], done, lambda: tier.publish(name))
+            self._disk.writer.submit([change], done, lambda: tier.publish(name))
         else:
-            parts.writer.submit([change], done)
+            self._disk.writer.submit([change], done)
 
     def _committed(self, entry: Entry, published: bool, error: OSError | None) -> None:
         entry.uncommitted -= 1
@@ -479,9 +477,8 @@ class Catalog:
         """The tier's disk failed: it rests for a while, logged once. A lease is no fault of it."""
         if isinstance(error, BlockingIOError):
             return log.debug("a cache file is under a lease")
-        parts = self._parts
-        parts.counters.errors["disk"] += 1
-        if parts.health.fault(error, parts.clocks.monotonic()):
+        self._context.counters.errors["disk"] += 1
+        if self._disk.health.fault(error, self._context.monotonic()):
             log.error(
                 "the cache disk failed (%s): the cache takes nothing new for now, "
                 "what it does not have is read past it",

@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from worker.runtime.log_backoff import LogBackoff
-from worker.tier.disk import Parts
+from worker.runtime.tasks import within
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,9 @@ class Demotion:
     """The demotions of a tier, one batch at a time. `copying`: the contents of a slow batch, and
     their last uses before it; they must not be evicted yet."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext, contents: Contents) -> None:
+        self._context = context
+        self._contents = contents
         self._pace = LogBackoff()
         self.copying: dict[bytes, int] = {}
         self._copy_below: Copy | None = None  # None: there is no slower tier
@@ -42,11 +45,11 @@ class Demotion:
     async def offer(self, keys: Sequence[bytes], short_bytes: int, then: Then) -> None:
         """Copies those of `keys` that were used. Returns when that is done, or after `WAIT_S`: then
         the rest continues, and `then(copying)` runs at its end. Cancelled: as after `WAIT_S`."""
-        parts, order = self._parts, self._parts.order
+        order = self._contents.order
         used = {key: order.last_use_s(key) for key in keys if key in order and order.was_used(key)}
         if self._copy_below is None or not used or self.copying:
             return
-        batch = parts.tasks.start(self._copy(self._copy_below([*used], short_bytes)))
+        batch = self._context.tasks.start(self._copy(self._copy_below([*used], short_bytes)))
         self.copying = used
         try:
             await asyncio.wait([batch], timeout=WAIT_S)
@@ -55,15 +58,15 @@ class Demotion:
                 self.copying = {}
                 self._pace.over()
             else:
-                parts.tasks.start(self._end(batch, then))
-        if self.copying and self._pace.is_due(parts.clocks.monotonic()):
+                self._context.tasks.start(self._end(batch, then))
+        if self.copying and self._pace.is_due(self._context.monotonic()):
             log.warning(
                 "the next tier is slow: files that make room leave without a copy there meanwhile"
             )
 
     async def _copy(self, offer: Awaitable[None]) -> None:
         with contextlib.suppress(TimeoutError):
-            await self._parts.within(offer, COPY_LIMIT_S)
+            await within(offer, COPY_LIMIT_S)
 
     async def _end(self, batch: asyncio.Task[None], then: Then) -> None:
         await asyncio.wait([batch])

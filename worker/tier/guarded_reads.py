@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from worker.tier.disk import Parts, no_answer
+from worker.tier.disk import TierDisk, no_answer
 
 MOST_THREADS: Final = 4
 CALL_S: Final = 5.0
@@ -67,16 +67,16 @@ class DiskReader:
         self._closed = False
 
     def call(
-        self, parts: Parts, function: Callable[[], T], discard: Callable[[T | None], None]
+        self, disk: TierDisk, function: Callable[[], T], discard: Callable[[T | None], None]
     ) -> T:
         """The result of a blocking call to that tier's disk. From any thread. Raises what it
         raises, GivenUp after `CALL_S`: `discard` is called once, when nothing uses any more what
         the call was given, with the result, or None where it failed or never began. The tier stays
         open while the call is in its `outside`."""
         call = _Call(function, discard)
-        parts.outside.add(call)
+        disk.outside.add(call)
         try:
-            if parts.tier.in_memory and not self._closed:
+            if disk.directory.in_memory and not self._closed:
                 return function()
             if not self._begin(call):
                 discard(None)
@@ -84,7 +84,7 @@ class DiskReader:
             call.done.wait(CALL_S)
             return call.result()
         finally:
-            parts.outside.discard(call)
+            disk.outside.discard(call)
 
     def _begin(self, call: _Call[Any]) -> bool:
         with self._lock:  # behind what ends the threads, nobody would take it

@@ -15,7 +15,8 @@ from worker.store.index import IndexLost
 
 if TYPE_CHECKING:
     from worker.tier.catalog import Catalog
-    from worker.tier.disk import Parts
+    from worker.tier.context import TierContext
+    from worker.tier.disk import TierDisk
     from worker.tier.probe import TierWatch
 
 log = logging.getLogger(__name__)
@@ -24,31 +25,33 @@ log = logging.getLogger(__name__)
 class LostWrites:
     """`withdraw` after each sync that failed; `try_again` now and then."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, watch: TierWatch) -> None:
-        self._parts = parts
+    def __init__(
+        self, context: TierContext, disk: TierDisk, catalog: Catalog, watch: TierWatch
+    ) -> None:
+        self._context = context
+        self._disk = disk
         self._catalog = catalog
         self._watch = watch
 
     async def withdraw(self, error: OSError, *, index_failed: bool) -> None:
         """Withdraws what was recorded since the last good sync, which the header distrusts already.
         `index_failed`: a commit has failed since then, so the index may be wrong as well."""
-        parts = self._parts
         log.error(
             "the cache disk lost bytes that were written to it (%s): files that were cached since "
             "the last sync are withdrawn, and verified when they are opened; the cache takes "
             "nothing new before a trial write succeeds; see to the disk",
             error.strerror or error,
         )
-        parts.health.lost_writes(parts.clocks.monotonic())
+        self._disk.health.lost_writes(self._context.monotonic())
         self._watch.withdraw()
         await self._drop_live()
         try:
             if index_failed or isinstance(error, IndexLost):
                 raise error
-            await parts.disk.run(parts.tier.distrust)
+            await self._disk.threads.run(self._disk.directory.distrust)
         except OSError as err:
             return await self._abandon(err)
-        parts.epoch = parts.tier.header.epoch
+        self._disk.epoch = self._disk.directory.header.epoch
         self._watch.restore()
 
     async def _drop_live(self) -> None:
@@ -59,32 +62,30 @@ class LostWrites:
 
     async def _abandon(self, error: OSError) -> None:
         """The index, or the header, cannot be relied on."""
-        parts = self._parts
-        parts.health.lost = True
+        self._disk.health.lost = True
         log.error(
             "the cache's index may be wrong (%s): the cache is out of service, reads go past it; "
             "it starts empty once the worker is started again",
             error.strerror or error,
         )
         try:
-            await parts.disk.run(parts.tier.abandon)
+            await self._disk.threads.run(self._disk.directory.abandon)
         except OSError as err:
             log.error(
                 "the index cannot be set aside: %s; delete the cache directory %s before the "
                 "worker is started again",
                 err.strerror or err,
-                parts.config.cache_dir,
+                self._context.config.cache_dir,
             )
 
     async def try_again(self) -> None:
         """Tries whether the disk takes writes again, when that is due."""
-        parts = self._parts
-        if not parts.health.trial_due(parts.clocks.monotonic()):
+        if not self._disk.health.trial_due(self._context.monotonic()):
             return
         try:
-            await parts.disk.run(parts.tier.try_to_write)
+            await self._disk.threads.run(self._disk.directory.try_to_write)
         except OSError as err:
             log.info("the cache disk does not take a trial write: %s", err.strerror or err)
-            return parts.health.tried(parts.clocks.monotonic(), reached_disk=False)
+            return self._disk.health.tried(self._context.monotonic(), reached_disk=False)
         log.info("the cache disk takes a trial write: the cache takes files again")
-        parts.health.tried(parts.clocks.monotonic(), reached_disk=True)
+        self._disk.health.tried(self._context.monotonic(), reached_disk=True)

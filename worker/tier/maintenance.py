@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from worker.store.writer import Writer
     from worker.tier.admission import Admission
     from worker.tier.catalog import Catalog
-    from worker.tier.disk import Parts
+    from worker.tier.contents import Contents
+    from worker.tier.context import TierContext
+    from worker.tier.disk import TierDisk
     from worker.tier.lost_writes import LostWrites
     from worker.tier.unlinked import UnlinkedOpenFiles
 
@@ -40,27 +42,31 @@ class Housekeeping:
 
     def __init__(
         self,
-        parts: Parts,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
         catalog: Catalog,
         space: Admission,
         leftovers: UnlinkedOpenFiles,
         lost_writes: LostWrites,
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._space = space
         self._leftovers = leftovers
         self._lost_writes = lost_writes
         self._touched: dict[bytes, int] = {}
         self._released: list[bytes] = []  # held until they were read, and read by now
-        self._commits_at_sync = -1 if parts.tier.has_unsynced else 0
+        self._commits_at_sync = -1 if self._disk.directory.has_unsynced else 0
         self._failed_commits_at_sync = 0
         self._scratch_fills_at_sync = 0
-        self._synced_at_s = parts.clocks.monotonic()
+        self._synced_at_s = self._context.monotonic()
 
     def read(self, key: bytes) -> None:
         """A cached file is used now, by a reader: that is what it was held for."""
-        order = self._parts.order
+        order = self._contents.order
         if order.held_count:
             until_s, though_read = order.held(key)
             if until_s and not though_read:
@@ -68,7 +74,7 @@ class Housekeeping:
         self.touch(key)
 
     def _release(self, key: bytes) -> None:
-        self._parts.order.release(key, self._parts.wall_s())
+        self._contents.release(key, self._context.wall_s())
         entry = self._catalog.live(key)
         if entry is not None:
             entry.hold = None
@@ -79,15 +85,15 @@ class Housekeeping:
     def write_released(self) -> None:
         """Submits whose holds were ended since the last time."""
         released, self._released = self._released, []
-        order = self._parts.order  # which knows better of what is held again by now
+        order = self._contents.order  # which knows better of what is held again by now
         changes = [HoldFile(key, 0) for key in released if not order.held(key)[0]]
         if changes:
-            self._parts.writer.submit(changes, _ignore)
+            self._disk.writer.submit(changes, _ignore)
 
     def touch(self, key: bytes) -> None:
         """A cached file was used now."""
-        now_s = self._parts.wall_s()
-        self._parts.order.hit(key, now_s)
+        now_s = self._context.wall_s()
+        self._contents.use(key, now_s)
         if len(self._touched) < MOST_TOUCHED:
             self._touched[key] = now_s
 
@@ -112,11 +118,11 @@ class Housekeeping:
         """Does what is due now."""
         self._leftovers.check()
         await self._space.shrink()
-        count_memory(self._parts, self._catalog)
+        count_memory(self._context, self._disk, self._contents, self._catalog)
         self.write_released()
-        now = self._parts.clocks.monotonic()
-        failed = self._parts.writer.failed_commits != self._failed_commits_at_sync
-        if failed or now - self._synced_at_s >= self._parts.config.sync_interval_s:
+        now = self._context.monotonic()
+        failed = self._disk.writer.failed_commits != self._failed_commits_at_sync
+        if failed or now - self._synced_at_s >= self._context.config.sync_interval_s:
             self._synced_at_s = now
             self.write_touches()
             await self.sync()
@@ -125,18 +131,17 @@ class Housekeeping:
 
     async def measure_overhead(self) -> None:
         try:
-            overhead = await self._parts.disk.run(self._parts.tier.overhead_bytes)
+            overhead = await self._disk.threads.run(self._disk.directory.overhead_bytes)
         except OSError as err:
             return self._catalog.disk_fault(err)
-        self._parts.ledger.overhead_bytes = overhead
+        self._contents.set_overhead(overhead)
 
     # ---- start ----
 
     async def load_order(self) -> None:
         """Loads the eviction order of contents of an earlier process; evictions wait for it.
         Empties the trash first: links in it would keep the bytes of evicted files."""
-        parts = self._parts
-        await parts.disk.run(parts.tier.empty_trash)
+        await self._disk.threads.run(self._disk.directory.empty_trash)
         found: list[tuple[int, bytes]] = []
         held: dict[bytes, Hold] = {}
         async for batch in self.records():
@@ -146,23 +151,21 @@ class Housekeeping:
                 for key, record in batch
                 if record.held_until_s
             )
-        await parts.disk.run(found.sort)
+        await self._disk.threads.run(found.sort)
         while found:
             for _ in range(min(LOAD_FILES, len(found))):
                 last_use_s, key = found.pop()
-                parts.order.insert_oldest(key, last_use_s)
-                if (hold := held.pop(key, None)) is not None:
-                    parts.set_aside(key, hold)
+                self._contents.load(key, last_use_s, held.pop(key, None))
             await asyncio.sleep(0)
         await self.ask_owners()
-        parts.order_known = True
+        self._contents.order_known = True
         self._space.order_loaded.set()
 
     async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
         """Yields the records of all cached contents, in batches. Raises OSError."""
-        index, after = self._parts.tier.index, b""
+        index, after = self._disk.directory.index, b""
         while True:
-            batch = await self._parts.disk.run(index.scan, after, SCAN_FILES)
+            batch = await self._disk.threads.run(index.scan, after, SCAN_FILES)
             yield batch
             if len(batch) < SCAN_FILES:
                 return
@@ -171,33 +174,32 @@ class Housekeeping:
     async def ask_owners(self) -> None:
         """Applies a change of ownership: contents that this node does not own are evicted first
         from now on."""
-        parts = self._parts
-        if parts.is_owned is None:
+        if self._contents.is_owned is None:
             return
         async for batch in self.records():
             for start in range(0, len(batch), LOAD_FILES):
                 for key, record in batch[start : start + LOAD_FILES]:
-                    parts.order.set_owned(key, owned=parts.owns(key, record.size))
+                    self._contents.set_owned(key, record.size)
                 await asyncio.sleep(0)
 
     async def sweep(self) -> None:
         """Removes cache files without a record, corrects the accounts of partial files."""
-        parts = self._parts
-        for fan in await parts.disk.run(parts.tier.fans):
-            names = await parts.disk.run(parts.tier.names, fan)
+        for fan in await self._disk.threads.run(self._disk.directory.fans):
+            names = await self._disk.threads.run(self._disk.directory.names, fan)
             for start in range(0, len(names), SCAN_FILES):
                 await self._sweep_some(names[start : start + SCAN_FILES])
 
     async def _sweep_some(self, names: Sequence[str]) -> None:
-        parts = self._parts
-        doubtful = await parts.disk.run(_without_record, parts.tier, names)
+        doubtful = await self._disk.threads.run(_without_record, self._disk.directory, names)
         keys = [bytes.fromhex(name) for name in doubtful]
         keys = [key for key in keys if not self._catalog.is_live(key)]
         if not keys:
             return
         with self._catalog.removing(keys):
-            grown = await parts.disk.run(_settle, parts.tier, parts.writer, keys)
-        parts.ledger.cached_bytes += grown
+            grown = await self._disk.threads.run(
+                _settle, self._disk.directory, self._disk.writer, keys
+            )
+        self._contents.grow_cached(grown)
 
     # ---- now and then ----
 
@@ -206,29 +208,28 @@ class Housekeeping:
         touched, self._touched = self._touched, {}
         changes: list[Change] = [TouchFile(key, use_s) for key, use_s in touched.items()]
         for start in range(0, len(changes), TOUCHES_PER_WRITE):
-            self._parts.writer.submit(changes[start : start + TOUCHES_PER_WRITE], _ignore)
+            self._disk.writer.submit(changes[start : start + TOUCHES_PER_WRITE], _ignore)
 
     async def sync(self) -> None:
         """Syncs everything recorded so far to the disk, and marks it in the header: it needs no
         verification after a crash of the machine. Also syncs the scratch area, as nothing else
         reports lost bytes there."""
-        parts = self._parts
-        commits = parts.writer.commits, parts.writer.failed_commits
-        fills, fills_before = parts.counters.scratch_fills, self._scratch_fills_at_sync
+        commits = self._disk.writer.commits, self._disk.writer.failed_commits
+        fills, fills_before = self._context.counters.scratch_fills, self._scratch_fills_at_sync
         nothing_recorded = commits == (self._commits_at_sync, self._failed_commits_at_sync)
-        if parts.health.lost or (nothing_recorded and fills == fills_before):
+        if self._disk.health.lost or (nothing_recorded and fills == fills_before):
             return
         self._scratch_fills_at_sync = fills
-        epoch = parts.tier.header.epoch
-        parts.epoch = epoch + 1  # see `records.next_start` and `records.failed`
+        epoch = self._disk.directory.header.epoch
+        self._disk.epoch = epoch + 1  # see `records.next_start` and `records.failed`
         await self._commit_queued()
-        failed = parts.writer.failed_commits != self._failed_commits_at_sync
+        failed = self._disk.writer.failed_commits != self._failed_commits_at_sync
         self._commits_at_sync, self._failed_commits_at_sync = (
             commits[0],
-            parts.writer.failed_commits,
+            self._disk.writer.failed_commits,
         )
         try:
-            await parts.disk.run(parts.tier.sync, epoch)
+            await self._disk.threads.run(self._disk.directory.sync, epoch)
         except WritesLost as err:
             self._catalog.disk_fault(err)
             await self._lost_writes.withdraw(err, index_failed=failed)
@@ -236,13 +237,13 @@ class Housekeeping:
             self._catalog.disk_fault(err)
             self._commits_at_sync = -1
         else:
-            parts.health.synced()
+            self._disk.health.synced()
 
     async def _commit_queued(self) -> None:
         """Waits until the records that are queued are committed. A commit that a full disk refuses
         loses nothing: its files are not recorded."""
         try:
-            await self._parts.disk.run(self._parts.writer.write, [])
+            await self._disk.threads.run(self._disk.writer.write, [])
         except OSError as err:
             self._catalog.disk_fault(err)
 
@@ -288,11 +289,11 @@ def _settle(tier: TierDirectory, writer: Writer, keys: Sequence[bytes]) -> int:
     return grown
 
 
-def count_memory(parts: Parts, catalog: Catalog) -> None:
-    """Reports the counted metadata to the memory budget."""
-    memory, ledger = parts.memory, parts.ledger
-    metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
-    tier_bytes = ledger.used_bytes + ledger.reserved_bytes if parts.tier.in_memory else 0
-    memory.metadata_bytes += metadata_bytes - parts.counted_metadata_bytes
-    memory.tiers_bytes += tier_bytes - parts.counted_tier_bytes
-    parts.counted_metadata_bytes, parts.counted_tier_bytes = metadata_bytes, tier_bytes
+def count_memory(
+    context: TierContext, disk: TierDisk, contents: Contents, catalog: Catalog
+) -> None:
+    """Reports the tier's metadata, and its bytes if it is in memory, to the memory budget."""
+    ledger = contents.ledger
+    metadata_bytes = len(contents.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    tier_bytes = ledger.used_bytes + ledger.reserved_bytes if disk.directory.in_memory else 0
+    context.count_memory(metadata_bytes, tier_bytes)

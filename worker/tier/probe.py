@@ -10,7 +10,9 @@ from typing import Final, Protocol
 
 from worker.runtime.log_backoff import LogBackoff
 from worker.runtime.threads import Threads
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 from worker.tier.health import Act, Watch, is_full
 
 log = logging.getLogger(__name__)
@@ -41,13 +43,20 @@ class TierWatch:
     """Calls `on_change(in_service)` after a change. `run` is the one task."""
 
     def __init__(
-        self, parts: Parts, transfers: Transfers, on_change: Callable[[bool], None]
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
+        transfers: Transfers,
+        on_change: Callable[[bool], None],
     ) -> None:
-        self._parts = parts
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._transfers = transfers
         self._watch = Watch()
-        self._broken = parts.health.broken
-        self._prober = Threads("probe", 1, parts.wake)
+        self._broken = self._disk.health.broken
+        self._prober = Threads("probe", 1, self._disk.wake)
         self._soon = asyncio.Event()
         self._pace = LogBackoff()  # of what is logged about probes that fail
         self._on_change = on_change
@@ -63,7 +72,7 @@ class TierWatch:
         if self._watch.hold():
             self._leave("sync", LOST)
         else:
-            self._parts.counters.errors["sync"] += 1
+            self._context.counters.errors["sync"] += 1
             self._on_change(False)
 
     def restore(self) -> None:
@@ -84,19 +93,18 @@ class TierWatch:
 
     def look(self) -> None:
         """Checks once what is in progress."""
-        parts = self._parts
         self._transfers.look()
-        commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
+        commits = [(self._disk.writer, step)] if (step := self._disk.writer.at_disk) & 1 else []
         writes = self._transfers.disk_writes()
-        now = parts.clocks.monotonic()
-        if parts.health.broken != self._broken:
-            self._broken = parts.health.broken
+        now = self._context.monotonic()
+        if self._disk.health.broken != self._broken:
+            self._broken = self._disk.health.broken
             self._watch.suspect()
-        calls = [*parts.disk.calls(), *parts.outside, *commits]
-        broken = parts.writer.broken is not None or parts.health.lost
+        calls = [*self._disk.threads.calls(), *self._disk.outside, *commits]
+        broken = self._disk.writer.broken is not None or self._disk.health.lost
         match self._watch.look(calls, writes, now, for_good=broken):
             case Act.PROBE:
-                self._prober.submit(parts.tier.probe, done=self._probed)
+                self._prober.submit(self._disk.directory.probe, done=self._probed)
             case Act.LEAVE if broken:
                 log.error(
                     "the cache's index cannot be written: the cache is out of service, reads go "
@@ -113,7 +121,7 @@ class TierWatch:
                 self._return()
 
     def _probed(self, right: object, error: BaseException | None) -> None:
-        now = self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         answered = error is None and right is True
         if isinstance(error, OSError):
             answered = is_full(error)  # it answers, though it takes nothing
@@ -125,16 +133,15 @@ class TierWatch:
         self._soon.set()
 
     def _leave(self, kind: str = "hang", cause: str = HANGS) -> None:
-        parts = self._parts
-        parts.counters.errors[kind] += 1
-        parts.leave_tier(cause)
+        self._context.counters.errors[kind] += 1
+        self._disk.leave_service(cause)
         self._transfers.leave_tier()
-        parts.room_changed.notify()
+        self._contents.room_changed.notify()
         self._on_change(False)
 
     def _return(self) -> None:
         log.info("the cache disk answers again")
-        self._parts.return_to_tier()
+        self._disk.return_to_service()
         self._transfers.return_to_tier()
         self._on_change(True)
 

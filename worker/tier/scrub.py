@@ -18,7 +18,9 @@ from worker.store.cached_file import opened
 from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
+from worker.tier.contents import Contents
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +43,24 @@ class Scrubber:
     """Over one tier, `bytes_per_s` at most. `run` is the one task; its steps can be called
     alone."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, bytes_per_s: int) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
+        catalog: Catalog,
+        bytes_per_s: int,
+    ) -> None:
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._bytes_per_s = bytes_per_s
         self._after = b""
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        clock = self._parts.clocks.monotonic
+        clock = self._context.clocks.monotonic
         await asyncio.sleep(FIRST_S)
         while True:
             since_s = clock()
@@ -59,12 +70,11 @@ class Scrubber:
 
     async def step(self) -> bool:
         """Some files more; False at the end of a pass."""
-        parts = self._parts
-        if not parts.order_known or not parts.health.in_service:
+        if not self._contents.order_known or not self._disk.health.in_service:
             await asyncio.sleep(IDLE_S)
             return True
         try:
-            batch = await parts.ask_disk(parts.tier.index.scan, self._after, BATCH_FILES)
+            batch = await self._disk.call(self._disk.directory.index.scan, self._after, BATCH_FILES)
             for key, record in batch:
                 if record.complete and not self._catalog.is_live(key):
                     await self.check(key, record)
@@ -79,15 +89,14 @@ class Scrubber:
     async def check(self, key: bytes, record: FileRecord) -> int:
         """Reads a file; one with wrong pages is dropped. How many those are: it stops at the
         first. Raises OSError when the index cannot be read, or the disk hangs."""
-        parts = self._parts
-        _, sums = await parts.ask_disk(parts.tier.index.checksums, key, record.size)
+        _, sums = await self._disk.call(self._disk.directory.index.checksums, key, record.size)
         for page, checksum in sums.items():
             length = range_bytes(record.size, page, page + 1)
-            call = (_is_right, parts.tier, key.hex(), page, length, checksum)
-            right = await parts.ask_disk(*call, limit_s=READ_LIMIT_S)
+            call = (_is_right, self._disk.directory, key.hex(), page, length, checksum)
+            right = await self._disk.call(*call, limit_s=READ_LIMIT_S)
             if right is None:
                 return 0  # it has gone meanwhile
-            parts.counters.scrubbed_bytes += length
+            self._context.counters.scrubbed_bytes += length
             if not right:
                 await self._drop(key, page)
                 return 1
@@ -96,7 +105,7 @@ class Scrubber:
 
     async def _drop(self, key: bytes, page: int) -> None:
         log.warning("%s: page %d is damaged; dropped, to be fetched again", key.hex(), page)
-        self._parts.counters.bad_pages += 1
+        self._context.counters.bad_pages += 1
         await self._catalog.drop([key])
 
 

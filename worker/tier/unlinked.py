@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 from worker.store.filesystem import is_unused
 
 if TYPE_CHECKING:
-    from worker.tier.disk import Parts
+    from worker.tier.contents import Contents
+    from worker.tier.context import TierContext
+    from worker.tier.disk import TierDisk
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
@@ -27,8 +29,10 @@ class _Leftover:
 class UnlinkedOpenFiles:
     """The unlinked files: at most one for each dropped file that a client has open."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: TierContext, disk: TierDisk, contents: Contents) -> None:
+        self._context = context
+        self._disk = disk
+        self._contents = contents
         self._items: list[_Leftover] = []
 
     def __len__(self) -> int:
@@ -36,14 +40,14 @@ class UnlinkedOpenFiles:
 
     def add(self, fd: int, allocated_bytes: int) -> None:
         """Takes over a descriptor of an unlinked file that is accounted as unlinked already."""
-        due_s = self._parts.clocks.monotonic()
+        due_s = self._context.monotonic()
         self._items.append(_Leftover(fd, allocated_bytes, FIRST_PAUSE_S, due_s))
         self.check()
 
     def check(self, *, urgent: bool = False) -> None:
         """Releases files that no process has open; checks each with growing pauses, or all when
         room is urgent."""
-        now = self._parts.clocks.monotonic()
+        now = self._context.monotonic()
         kept = []
         for item in self._items:
             if item.due_s > now and not urgent:
@@ -57,11 +61,10 @@ class UnlinkedOpenFiles:
         self._items = kept
 
     def _let_go(self, item: _Leftover) -> None:
-        done = self._parts.disk.run(os.close, item.fd)  # freeing a large file takes time
+        done = self._disk.threads.run(os.close, item.fd)  # freeing a large file takes time
 
         def account(_: object) -> None:
-            self._parts.ledger.unlinked_bytes -= item.allocated_bytes
-            self._parts.room_changed.notify()
+            self._contents.close_unlinked(item.allocated_bytes)
 
         done.add_done_callback(account)
 

@@ -27,7 +27,8 @@ from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget, budget
 from worker.runtime.process_limits import available_memory
 from worker.tier.config import WorkerConfig
-from worker.tier.disk import IsOwned, Shared
+from worker.tier.contents import IsOwned, NodeParts
+from worker.tier.scrub import Scrubber
 
 NAMESPACE = NamespaceId(b"n" * 16)
 MIB = 1 << 20
@@ -145,7 +146,7 @@ class Rig:
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
         shared = None
         if is_owned is not None:
-            shared = Shared(MemoryBudget(budget(0, available_memory())), is_owned)
+            shared = NodeParts(MemoryBudget(budget(0, available_memory())), is_owned)
         worker = await Cache.start(
             config,
             [spec_of(config)],
@@ -166,6 +167,11 @@ def spec_of(config: WorkerConfig) -> TierSpec:
     """Returns the one tier of a cache: on whatever the directory is, without watermarks."""
     scrub = config.scrub_bytes_per_s
     return TierSpec("ssd", config.cache_dir, config.limit_bytes, 1.0, 1.0, scrub)
+
+
+def scrubber_of(tier: Tier, bytes_per_s: int) -> Scrubber:
+    """Returns another scrubber of a tier."""
+    return Scrubber(tier.context, tier.disk, tier.contents, tier._catalog, bytes_per_s)
 
 
 def only(cache: Cache) -> Tier:

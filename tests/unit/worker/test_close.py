@@ -77,11 +77,11 @@ def test_a_drop_that_is_under_way_ends_before_the_index_is_closed(
         dropping, go_on = threading.Event(), threading.Event()
         async with rig.worker() as worker:
             await read(worker, 2)
-            parts = only(worker).parts
+            one = only(worker)
             unpublish, close_writer, close_disk = (
-                parts.tier.unpublish,
-                parts.writer.close,
-                parts.disk.close,
+                one.disk.directory.unpublish,
+                one.disk.writer.close,
+                one.disk.threads.close,
             )
 
             def unpublish_late(name: str) -> bool:
@@ -98,9 +98,9 @@ def test_a_drop_that_is_under_way_ends_before_the_index_is_closed(
                 go_on.set()
                 return close_disk(wait_s)
 
-            monkeypatch.setattr(parts.tier, "unpublish", unpublish_late)
-            monkeypatch.setattr(parts.writer, "close", close_writer_first)
-            monkeypatch.setattr(parts.disk, "close", close_disk_first)
+            monkeypatch.setattr(one.disk.directory, "unpublish", unpublish_late)
+            monkeypatch.setattr(one.disk.writer, "close", close_writer_first)
+            monkeypatch.setattr(one.disk.threads, "close", close_disk_first)
             freeing = asyncio.ensure_future(worker.free([rig.content(2)]))
             assert await asyncio.to_thread(dropping.wait, LIMIT_S)
             freeing.cancel()

@@ -42,12 +42,12 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held_bytes(worker: Cache) -> int:
-    parts = only(worker).parts
-    return parts.memory.segments_bytes + parts.ledger.scratch_bytes
+    one = only(worker)
+    return one.context.memory.segments_bytes + one.contents.ledger.scratch_bytes
 
 
 def origin_bytes(worker: Cache) -> int:
-    return only(worker).parts.counters.origin_bytes
+    return only(worker).context.counters.origin_bytes
 
 
 def test_readers_of_files_of_their_own_fetch_each_byte_once(tmp_path: Path) -> None:

@@ -183,28 +183,30 @@ def test_how_many_own_it_is_heard_of_what_is_cached_and_of_what_is_open(tmp_path
     async def script() -> None:
         rig, space = ruled(tmp_path)
         async with rig.worker(is_owned=lambda key, size, replicas: replicas > 1) as worker:
-            parts, heard = only(worker).parts, list[int]()
-            parts.owners_changed = lambda: heard.append(len(parts.rules))
+            one, heard = only(worker), list[int]()
+            one.contents.on_owners_changed = lambda: heard.append(len(one.contents.rules))
             for ino in (1, 2, 3):
                 await fetch(worker, NAMESPACE, ino)
             opened = await open_reader(worker, 2)
             entry = only(worker)._catalog.live(rig.content(2).key)
             await only(worker).expirer.tick()
-            assert (parts.order.copy_count, heard) == (3, [])
+            assert (one.contents.order.copy_count, heard) == (3, [])
             for ino in (1, 2):
                 space.say(ino, replicas=2, eviction="lru")
             await only(worker).expirer.tick()
-            assert (parts.order.copy_count, heard) == (1, [2])
-            assert parts.order.eviction(rig.content(1).key) == "lru"
+            assert (one.contents.order.copy_count, heard) == (1, [2])
+            assert one.contents.order.eviction(rig.content(1).key) == "lru"
             assert entry is None or entry.origin.rule.replicas == 2
             found = await worker.serving.holdings(b"", 10)
             assert sorted(one.replicas for one in found) == [1, 2, 2]
             space.say(1)
             await only(worker).expirer.tick()
-            assert (parts.order.copy_count, heard) == (2, [2, 1]), "the extra copy goes first"
-            assert parts.order.eviction(rig.content(1).key) == ""
+            assert (one.contents.order.copy_count, heard) == (2, [2, 1]), (
+                "the extra copy is first"
+            )
+            assert one.contents.order.eviction(rig.content(1).key) == ""
             opened.close()
             await worker.free([rig.content(ino) for ino in (1, 2, 3)])
-            assert len(parts.rules) == 0
+            assert len(one.contents.rules) == 0
 
     run(script())

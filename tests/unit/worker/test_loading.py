@@ -91,11 +91,11 @@ def test_small_files_take_one_request_each_and_are_complete_at_once(tmp_path: Pa
         inos = [rig.put(ino, SIZE) for ino in range(1, 101)]
         inos.append(rig.put(200, 0))
         async with loading(rig) as (worker, master):
-            commits = only(worker).parts.writer.commits
+            commits = only(worker).disk.writer.commits
             outcome = await master.do(inos)
             assert outcome == TaskResult(1, 100 * SIZE)
             assert worker.status()["origin_requests"] == 100
-            assert only(worker).parts.writer.commits - commits < 40, "commits are shared"
+            assert only(worker).disk.writer.commits - commits < 40, "commits are shared"
             assert rig.published() == {rig.name(ino) for ino in inos[:-1]}
             assert await master.check(inos) == []
             assert await master.do(inos) == TaskResult(3, 0), "what is here is not brought again"
@@ -176,15 +176,15 @@ def test_a_read_ends_a_hold_for_good_unless_it_was_asked_for_a_time(tmp_path: Pa
             for ino in (1, 3):
                 await read(worker, ino)
         async with rig.worker() as worker:
-            order = only(worker).parts.order
+            order = only(worker).contents.order
             held = {ino: order.held(rig.content(ino).key) for ino in (1, 2, 3)}
             assert held[1] == (0, False)
             assert held[2][0] > 0
             assert held[3][1]
-            record = only(worker).parts.tier.index.get(rig.content(3).key)
+            record = only(worker).disk.directory.index.get(rig.content(3).key)
             assert record is not None
             assert (record.held_until_s, record.flags) == (int(rig.wall_s) + 50, HELD_READ)
-            record = only(worker).parts.tier.index.get(rig.content(1).key)
+            record = only(worker).disk.directory.index.get(rig.content(1).key)
             assert record is not None
             assert record.held_until_s == 0
 
@@ -197,7 +197,7 @@ def test_a_hold_ends_with_its_time(tmp_path: Path) -> None:
         loaded = [rig.put(ino, SIZE) for ino in range(1, 11)]
         async with loading(rig) as (worker, master):
             await master.do(loaded, hold_s=5.0)
-            order, now = only(worker).parts.order, only(worker).parts.clocks.monotonic()
+            order, now = only(worker).contents.order, only(worker).context.clocks.monotonic()
             assert order.held_count == 10
             assert order.first_release_s <= now + 5
             order.release_due(int(now) + 6, int(rig.wall_s))
@@ -363,6 +363,6 @@ def test_what_is_loaded_again_just_after_a_read_is_held_also_for_the_next_start(
             await read(worker, 1)
             await master.do([1])
         async with rig.worker() as worker:
-            assert only(worker).parts.order.held(rig.content(1).key)[0]
+            assert only(worker).contents.order.held(rig.content(1).key)[0]
 
     run(script())

@@ -61,7 +61,7 @@ def lose(rig: Rig, ino: int, offset: int, size: int = PAGE_BYTES) -> None:
 
 
 async def back(worker: Cache) -> None:
-    await until(lambda: only(worker).parts.health.in_service)
+    await until(lambda: only(worker).disk.health.in_service)
 
 
 def test_what_a_failed_sync_lost_is_never_read(
@@ -105,7 +105,7 @@ def test_a_later_sync_does_not_bless_what_was_lost(
             fail_syncs(1)
             await only(worker).housekeeping.sync()
             await back(worker)
-            only(worker).parts.health.tried(0.0, reached_disk=True)
+            only(worker).disk.health.tried(0.0, reached_disk=True)
             await fetch(worker, NAMESPACE, 2)
             await only(worker).housekeeping.sync()
             assert rig.published() == {rig.name(2)}
@@ -137,7 +137,7 @@ def test_an_open_file_of_which_bytes_were_lost_is_read_past_the_tier(
             assert await reader.at(0, MIB) == rig.data[1][:MIB]
             assert reader.segments == 1, "not from the file that may be damaged"
             reader.close()
-            only(worker).parts.ledger.check_invariants()
+            only(worker).contents.ledger.check_invariants()
 
     run(script())
 
@@ -158,7 +158,7 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
             assert not rig.published(), "it was read past the cache"
             tier = worker.status()["tiers"][0]
             assert (tier["state"], tier["cause"]) == ("degraded", TRIAL_DUE)
-            health = only(worker).parts.health
+            health = only(worker).disk.health
             health._trial_at_s = 1e-9  # it is due
             monkeypatch.setattr(TierDirectory, "try_to_write", _fails)
             await only(worker).housekeeping.tick()
@@ -213,7 +213,7 @@ def test_a_start_in_the_middle_of_a_withdrawal_finds_nothing_published(
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            tier = only(worker).parts.tier
+            tier = only(worker).disk.directory
 
             def killed(_: str) -> bool:
                 raise KeyboardInterrupt
@@ -251,19 +251,19 @@ def test_an_index_of_which_bytes_were_lost_is_given_up(
             if what == "commit":
                 monkeypatch.setattr(Index, "write", _commit_fails)
                 assert await read(worker, 2) == rig.data[2]
-                await until(lambda: only(worker).parts.writer.failed_commits > 0)
+                await until(lambda: only(worker).disk.writer.failed_commits > 0)
                 fail_syncs(1)
             else:
-                env = only(worker).parts.tier.index._env
-                only(worker).parts.tier.index._env = _Env(env)
+                env = only(worker).disk.directory.index._env
+                only(worker).disk.directory.index._env = _Env(env)
             await only(worker).housekeeping.sync()
             await only(worker).housekeeping.sync()
-            assert not only(worker).parts.health.in_service
+            assert not only(worker).disk.health.in_service
             assert rig.published() == set()
             for ino in (1, 2):
                 assert await read(worker, ino) == rig.data[ino]
             only(worker)._watch.look()
-            assert not only(worker).parts.health.in_service, "until it is started again"
+            assert not only(worker).disk.health.in_service, "until it is started again"
         monkeypatch.undo()
         async with rig.worker() as worker:
             assert worker.status()["tiers"][0]["files"] == 0
@@ -297,10 +297,10 @@ def test_a_commit_that_fails_on_a_full_disk_costs_no_file(tmp_path: Path) -> Non
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            only(worker).parts.writer.failed_commits += 1
+            only(worker).disk.writer.failed_commits += 1
             await only(worker).housekeeping.tick()
             assert rig.published() == {rig.name(1)}
-            assert only(worker).parts.health.in_service
+            assert only(worker).disk.health.in_service
 
     run(script())
 
@@ -319,22 +319,22 @@ def test_a_disk_without_any_room_loses_nothing(
         for ino in (1, 2):
             rig.put(ino, SMALL)
         async with rig.worker() as worker:
-            parts = only(worker).parts
+            one = only(worker)
             await fetch(worker, NAMESPACE, 1)
-            epoch = parts.tier.header.epoch
+            epoch = one.disk.directory.header.epoch
             monkeypatch.setattr(Index, "write", no_room)
             monkeypatch.setattr(TierDirectory, "_write_header", no_room)
             assert await read(worker, 2) == rig.data[2]
-            await until(lambda: parts.writer.failed_commits > 0)
+            await until(lambda: one.disk.writer.failed_commits > 0)
             for _ in range(3):
                 await only(worker).housekeeping.sync()
             assert rig.published() == {rig.name(1)}
-            assert parts.health.in_service
-            assert not parts.health.lost
-            assert parts.tier.header.synced_epoch < epoch, "nothing is said to be synced"
+            assert one.disk.health.in_service
+            assert not one.disk.health.lost
+            assert one.disk.directory.header.synced_epoch < epoch, "nothing is said to be synced"
             monkeypatch.undo()
             await only(worker).housekeeping.sync()
-            assert parts.tier.header.synced_epoch == epoch
+            assert one.disk.directory.header.synced_epoch == epoch
             assert rig.published() == {rig.name(1)}
 
     run(script())

@@ -47,7 +47,7 @@ def test_a_cache_above_its_limit_shrinks_and_reads_do_not_wait(
             for ino in (101, 102):
                 await read_quickly(worker, rig, ino)
             assert not rig.published() & {rig.name(101), rig.name(102)}, "past the cache"
-            ledger = only(worker).parts.ledger
+            ledger = only(worker).contents.ledger
             await until(lambda: not ledger.over_limit_bytes)
             assert rig.disk_bytes() <= 64 * MIB
             assert len(rig.published()) >= 8, "no more went than had to"
@@ -80,7 +80,7 @@ def test_what_is_pinned_stays_above_the_limit(tmp_path: Path) -> None:
             rig.space.protected = set()
             only(worker)._space._shrink_at_s = 0.0
             await only(worker).housekeeping.tick()
-            assert not only(worker).parts.ledger.over_limit_bytes
+            assert not only(worker).contents.ledger.over_limit_bytes
 
     run(script())
 

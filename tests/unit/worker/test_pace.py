@@ -34,9 +34,9 @@ def test_a_tier_that_stays_away_is_not_logged_with_every_probe(
     async def script() -> None:
         rig = Rig(tmp_path, 32 * MIB)
         async with rig.worker() as worker:
-            parts, watch = only(worker).parts, only(worker)._watch
+            one, watch = only(worker), only(worker)._watch
             now = [1000.0]
-            parts.clocks = Clocks(monotonic=lambda: now[0])
+            one.context.clocks = Clocks(monotonic=lambda: now[0])
             gone = OSError(errno.ENOENT, "No such file or directory")
             for _ in range(1000):
                 watch._probed(None, gone)

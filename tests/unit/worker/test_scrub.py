@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, scrubber_of, until
 from worker.cache.cache import Cache
 from worker.store import on_disk
 from worker.tier import scrub
-from worker.tier.scrub import Scrubber, scrub_rate
+from worker.tier.scrub import scrub_rate
 
 FAST = 1 << 40  # bytes per second
 
@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_found_and_the_file_fetched_again(
             rig.put(ino, size)
         async with rig.worker() as worker:
             await loaded(rig, worker)
-            scrubber = Scrubber(only(worker).parts, only(worker)._catalog, FAST)
+            scrubber = scrubber_of(only(worker), FAST)
             assert not await scrubber.step()
             assert worker.status()["bad_pages"] == 0
             assert worker.status()["scrubbed_bytes"] == sum(map(len, rig.data.values()))
@@ -86,7 +86,7 @@ def test_a_page_that_cannot_be_read_is_as_good_as_wrong(
             await loaded(rig, worker)
             with monkeypatch.context() as patch:
                 patch.setattr(on_disk, "read", fail)
-                await Scrubber(only(worker).parts, only(worker)._catalog, FAST).step()
+                await scrubber_of(only(worker), FAST).step()
             assert rig.published() == set()
             assert await read(worker, 1) == rig.data[1]
 
@@ -103,7 +103,7 @@ def test_partial_and_open_files_are_left_alone(tmp_path: Path) -> None:
             _, fd = await worker.ensure(grant.handle, 0, MIB)
             assert fd is None
             await until(lambda: worker.status()["fills_in_flight"] == 0)
-            scrubber = Scrubber(only(worker).parts, only(worker)._catalog, FAST)
+            scrubber = scrubber_of(only(worker), FAST)
             await scrubber.step()
             assert worker.status()["scrubbed_bytes"] == 0
             assert grant.fd is not None
@@ -122,7 +122,7 @@ def test_a_pass_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyP
             rig.put(ino, 1000)
         async with rig.worker() as worker:
             await loaded(rig, worker)
-            scrubber = Scrubber(only(worker).parts, only(worker)._catalog, FAST)
+            scrubber = scrubber_of(only(worker), FAST)
             seen = []
             while await scrubber.step():
                 seen.append(worker.status()["scrubbed_bytes"])
@@ -139,13 +139,10 @@ def test_a_file_that_goes_meanwhile_is_no_fault(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             await loaded(rig, worker)
             key = rig.content(1).key
-            record = only(worker).parts.tier.index.get(key)
+            record = only(worker).disk.directory.index.get(key)
             assert record is not None
             await worker.free([rig.content(1)])
-            assert (
-                await Scrubber(only(worker).parts, only(worker)._catalog, FAST).check(key, record)
-                == 0
-            )
+            assert await scrubber_of(only(worker), FAST).check(key, record) == 0
             assert worker.status()["bad_pages"] == 0
 
     run(script())

@@ -26,9 +26,9 @@ SMALL = 100 << 10
 
 def fill_disk(worker: Cache) -> None:
     """The disk takes nothing for the rest of the test."""
-    parts = only(worker).parts
+    one = only(worker)
     full = OSError(errno.ENOSPC, "No space left on device")
-    parts.health.fault(full, parts.clocks.monotonic() + FULL_S)
+    one.disk.health.fault(full, one.context.clocks.monotonic() + FULL_S)
 
 
 class HangingScratch:
@@ -90,7 +90,7 @@ def test_lent_segments_in_memory_come_back(tmp_path: Path, monkeypatch: pytest.M
                 rig.put(ino, SMALL)
                 assert await read(worker, ino) == rig.data[ino]
             assert worker.status()["tiers"][0]["segments"] <= 8
-            assert only(worker).parts.memory.segments_bytes <= 8 * MIB
+            assert only(worker).context.memory.segments_bytes <= 8 * MIB
 
     run(script())
 
@@ -130,7 +130,7 @@ def test_fills_that_wait_for_their_turn_hold_no_memory(
     async def script() -> None:
         rig = Rig(tmp_path, 256 * MIB)
         async with rig.worker() as worker:
-            memory, running = only(worker).parts.memory, only(worker)._filler._running
+            memory, running = only(worker).context.memory, only(worker)._filler._running
             reads = [asyncio.create_task(read(worker, rig.put(ino, 9 * MIB))) for ino in range(6)]
             await until(
                 lambda: (
@@ -155,7 +155,7 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
         rig = Rig(tmp_path, 64 * MIB)
         async with rig.worker() as worker:
             fill_disk(worker)
-            parts, held = only(worker).parts, only(worker)._segments
+            one, held = only(worker), only(worker)._segments
             made = [
                 await held.make(bytes([n]) * 36, MIB, (0, 1), wait_s=1.0, in_memory=True)
                 for n in range(3)
@@ -168,7 +168,7 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
                 segment.used_at_s -= 2 * segments.FRESH_S
             only(worker)._watch.look()
             assert [segment.dropped for segment in made] == [True, False, False]
-            assert parts.memory.segments_bytes == 2 * MIB
+            assert one.context.memory.segments_bytes == 2 * MIB
             held.filled(filling)
 
     run(script())
@@ -177,10 +177,10 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
 def test_files_in_memory_are_closed_behind_no_fetch(tmp_path: Path) -> None:
     async def script() -> None:
         async with Rig(tmp_path, 64 * MIB).worker(fetch_threads=1) as worker:
-            parts, busy = only(worker).parts, threading.Event()
+            one, busy = only(worker), threading.Event()
             fetch = only(worker)._supply.fetchers.run(busy.wait, 60)
             fd = memory_file(MIB)
-            parts.close_memory(fd)
+            one.disk.close_memory(fd)
             try:
                 await until(lambda: not os.path.exists(f"/proc/self/fd/{fd}"))
             finally:

@@ -118,16 +118,16 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
 
     async def script() -> None:
         async with made.worker(source) as worker:
-            parts = only(worker).parts
+            one = only(worker)
             reading = [asyncio.create_task(rig.read(worker, ino)) for ino in hung[:MOST_STUCK]]
             await rig.until(lambda: source.hung == MOST_STUCK)
             await asyncio.sleep(0)
             _look(worker, PAGE_LIMIT_S + 2 * GRACE_S)
             for ended in await asyncio.gather(*reading, return_exceptions=True):
                 assert isinstance(ended, Unreachable)
-            assert parts.counters.fills_in_flight == 0
-            assert parts.ledger.reserved_bytes == 0
-            assert parts.memory.buffers_bytes == MOST_STUCK * 300_000
+            assert one.context.counters.fills_in_flight == 0
+            assert one.contents.ledger.reserved_bytes == 0
+            assert one.context.memory.buffers_bytes == MOST_STUCK * 300_000
             for ino in hung:
                 with pytest.raises(Unreachable, match="hang"):
                     await rig.read(worker, ino)
@@ -135,7 +135,7 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
             assert await rig.read(worker, good) == made.data[good]
             source.go_on.set()
             await rig.until(lambda: not only(worker)._filler._running)
-            assert parts.memory.buffers_bytes == 0
+            assert one.context.memory.buffers_bytes == 0
             for ino in hung:
                 assert await rig.read(worker, ino) == made.data[ino]
 
@@ -162,11 +162,11 @@ def test_a_segment_that_was_given_up_has_no_place_among_those_that_are_filled(
                 segments.given_up(one)
             assert segments._filling == 0
             assert segments.bits(key, 0, MOST_FILLING) == 0
-            taken_bytes = only(worker).parts.ledger.scratch_bytes
+            taken_bytes = only(worker).contents.ledger.scratch_bytes
             assert taken_bytes == len(filling) * PAGE_BYTES  # their threads may still write
             for one in filling:
                 segments.filled(one)
-            assert segments._filling == only(worker).parts.ledger.scratch_bytes == 0
+            assert segments._filling == only(worker).contents.ledger.scratch_bytes == 0
 
     run(script())
 

@@ -57,8 +57,8 @@ def test_what_was_withdrawn_is_not_published_again(
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            parts, name = only(worker).parts, rig.name(1)
-            tier, writer = parts.tier, parts.writer
+            one, name = only(worker), rig.name(1)
+            tier, writer = one.disk.directory, one.disk.writer
             await until(lambda: not removal.is_busy(tier, name))
 
             def is_busy(*_: Any) -> bool:
@@ -77,7 +77,7 @@ def test_what_was_withdrawn_is_not_published_again(
                 late = lambda name: (lose(tier), real(name))  # noqa: E731
                 monkeypatch.setattr(tier, "publish", late)
                 origin = rig.space.origins[1]
-                looked = lookup_content(tier, writer, origin, origin.content.key, parts.epoch)
+                looked = lookup_content(tier, writer, origin, origin.content.key, one.disk.epoch)
                 assert not looked.published
                 looked.close()
             assert rig.published() == set()
@@ -91,7 +91,7 @@ def test_an_eviction_that_is_not_committed_publishes_again_what_is_trusted(tmp_p
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            tier = only(worker).parts.tier
+            tier = only(worker).disk.directory
             await until(lambda: not removal.is_busy(tier, rig.name(1)))
             failing: Any = FailingWriter(lambda: None)
             with pytest.raises(OSError, match="Input/output"):
@@ -115,7 +115,7 @@ def test_an_eviction_that_waited_does_not_begin_in_a_tier_out_of_service(tmp_pat
             await going
             assert not only(worker)._catalog.is_live(key)
             assert rig.published() == {rig.name(1)}
-            assert only(worker).parts.tier.index.get(key) is not None
+            assert only(worker).disk.directory.index.get(key) is not None
 
     run(script())
 
@@ -140,7 +140,7 @@ def test_a_file_that_was_dropped_while_it_was_open_is_not_read_from_the_tier_tha
             only(worker)._watch.withdraw()
             await only(worker)._catalog.forsake()
             only(worker)._watch.restore()
-            await until(lambda: only(worker).parts.health.in_service)
+            await until(lambda: only(worker).disk.health.in_service)
             assert await reader.at(0, MIB) == rig.data[1][:MIB]
             reader.close()
 
@@ -168,7 +168,7 @@ def test_files_that_cannot_be_dropped_are_counted_once(
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            ledger = only(worker).parts.ledger
+            ledger = only(worker).contents.ledger
             await fetch(worker, NAMESPACE, 1)
             entry = await only(worker)._catalog.open(rig.space.origins[1], rig.content(1).key)
             cached_bytes = ledger.cached_bytes

@@ -127,7 +127,7 @@ def test_a_tier_whose_index_cannot_be_written_is_left_and_reads_go_past_it(
         async with rig.worker() as worker:
             assert await read(worker, 2) == rig.data[2]
             await until(lambda: row(worker)["commits_waiting"] == 0)
-            monkeypatch.setattr(only(worker).parts.tier.index, "write", wrong)
+            monkeypatch.setattr(only(worker).disk.directory.index, "write", wrong)
             assert await read(worker, 3) == rig.data[3]
             await until(lambda: row(worker)["state"] == "offline")
             assert row(worker)["cause"] == "the index cannot be written"

@@ -17,7 +17,7 @@ LIMIT_BYTES = 40 * MIB
 
 
 def room(node: Node) -> int:
-    return only(node.worker).parts.ledger.free_for_files
+    return only(node.worker).contents.ledger.free_for_files
 
 
 def test_what_a_node_owns_takes_the_room_of_its_copies(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_copies_that_cannot_go_do_not_keep_idle_data_from_going(tmp_path: Path) 
             left = iter(own)
             while room(node) >= FILE_BYTES:
                 await read(node.worker, next(left))
-            assert only(node.worker).parts.order.copy_count == 1
+            assert only(node.worker).contents.order.copy_count == 1
             cluster.rig.wall_s += 1000.0
             again = [next(left) for _ in range(20)]
             for ino in again:
@@ -168,6 +168,6 @@ def test_of_two_owners_each_keeps_what_it_reads(tmp_path: Path) -> None:
             have = [await cached(cluster, node, inos) for node in nodes]
             assert sum(have) == 2 * len(inos)
             assert cluster.body_bytes == len(inos) * FILE_BYTES
-            assert not any(only(node.worker).parts.order.copy_count for node in nodes)
+            assert not any(only(node.worker).contents.order.copy_count for node in nodes)
 
     run(script())

@@ -17,7 +17,7 @@ from worker.cache.tier import Tier
 from worker.fill.source import OriginSource, Source
 from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget
-from worker.tier.disk import Shared
+from worker.tier.contents import NodeParts
 
 
 class TiersRig(Rig):
@@ -61,7 +61,7 @@ class TiersRig(Rig):
             lambda ns, key: self.origin,
             clocks,
             self.source,
-            Shared(MemoryBudget(1 << 30), self.is_owned),
+            NodeParts(MemoryBudget(1 << 30), self.is_owned),
         )
         try:
             for one in tiers._tiers.running:

@@ -89,12 +89,13 @@ def tier_file(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_transfer_brings_the_bytes_of_its_span(
     data: bytes, start: int, stop: int, asked: list[tuple[int, int]]
 ) -> None:
-    other: Any = SimpleNamespace(
-        tier=SimpleNamespace(in_memory=True, path="/other"),
+    disk: Any = SimpleNamespace(
+        directory=SimpleNamespace(in_memory=True, path="/other"),
         outside=set(),
         health=SimpleNamespace(in_service=True),
-        order_known=False,
     )
+    contents: Any = SimpleNamespace(order_known=False)
+    other = source_module.OtherTier(disk, contents)
     then: Any = Then(data)
     reader = DiskReader()
     source = source_module.TierSource(then, lambda: [other], reader, lambda *_: None)

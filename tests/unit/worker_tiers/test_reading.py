@@ -22,7 +22,7 @@ LIMIT_S = 20.0
 
 
 def tier(*, in_memory: bool = False) -> Any:
-    return SimpleNamespace(tier=SimpleNamespace(in_memory=in_memory), outside=set())
+    return SimpleNamespace(directory=SimpleNamespace(in_memory=in_memory), outside=set())
 
 
 def ignore(result: object) -> None:
@@ -35,12 +35,12 @@ def fail() -> int:
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_results_and_errors_come_back(in_memory: bool) -> None:
-    reader, parts = DiskReader(), tier(in_memory=in_memory)
+    reader, disk = DiskReader(), tier(in_memory=in_memory)
     for number in range(20):
-        assert reader.call(parts, lambda number=number: number, ignore) == number
+        assert reader.call(disk, lambda number=number: number, ignore) == number
     with pytest.raises(OSError, match="a bad sector"):
-        reader.call(parts, fail, ignore)
-    assert parts.outside == set()
+        reader.call(disk, fail, ignore)
+    assert disk.outside == set()
     assert len(reader._threads) == (0 if in_memory else 1), "one after the other"
     reader.close()
 
@@ -60,16 +60,16 @@ def test_a_disk_that_hangs_is_given_up_and_its_results_are_discarded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reading, "CALL_S", 0.05)
-    reader, parts = DiskReader(), tier()
+    reader, disk = DiskReader(), tier()
     right, answers = hanging(lambda: "late")
     wrong, answers_wrongly = hanging(fail)
     discarded: list[str | None] = []
     for _ in range(MOST_THREADS + 2):
         with pytest.raises(GivenUp):
-            reader.call(parts, right, discarded.append)
+            reader.call(disk, right, discarded.append)
     with pytest.raises(GivenUp):
-        reader.call(parts, wrong, discarded.append)
-    assert parts.outside == set()
+        reader.call(disk, wrong, discarded.append)
+    assert disk.outside == set()
     assert len(reader._threads) == MOST_THREADS
     answers()
     answers_wrongly()
@@ -82,31 +82,31 @@ def test_a_disk_that_hangs_is_given_up_and_its_results_are_discarded(
 
 def test_what_is_under_way_can_be_seen() -> None:
     """By whoever watches that disk."""
-    reader, parts = DiskReader(), tier()
+    reader, disk = DiskReader(), tier()
     function, answers = hanging(lambda: 7)
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(reader.call(parts, function, ignore)))
+    thread = threading.Thread(target=lambda: found.append(reader.call(disk, function, ignore)))
     thread.start()
     pause = threading.Event()
     for _ in range(1000):
-        if parts.outside:
+        if disk.outside:
             break
         pause.wait(0.01)
-    assert len(parts.outside) == 1
+    assert len(disk.outside) == 1
     answers()
     thread.join(LIMIT_S)
-    assert parts.outside == set()
+    assert disk.outside == set()
     assert found == [7]
     reader.close()
 
 
 def test_nothing_begins_after_the_end() -> None:
-    reader, parts = DiskReader(), tier(in_memory=True)
+    reader, disk = DiskReader(), tier(in_memory=True)
     reader.close()
     discarded: list[int | None] = []
     with pytest.raises(GivenUp):
-        reader.call(parts, fail, discarded.append)
-    assert parts.outside == set()
+        reader.call(disk, fail, discarded.append)
+    assert disk.outside == set()
     assert discarded == [None], "what the call would have used is let go"
 
 
@@ -121,10 +121,10 @@ def test_a_call_that_meets_the_end_is_refused_at_once() -> None:
             reader.close()
             return False
 
-    parts: Any = SimpleNamespace(tier=Closing(), outside=set())
+    disk: Any = SimpleNamespace(directory=Closing(), outside=set())
     with pytest.raises(GivenUp, match="closing"):
-        reader.call(parts, lambda: 2, ignore)
-    assert parts.outside == set()
+        reader.call(disk, lambda: 2, ignore)
+    assert disk.outside == set()
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -138,14 +138,14 @@ def test_a_page_that_is_given_up_and_fails_later_keeps_no_descriptor(
     monkeypatch.setattr(source_module, "_fill", lambda *_: wait())
     (tmp_path / "file").write_bytes(b"x" * 10)
     fd = os.open(tmp_path / "file", os.O_RDONLY)
-    reader, parts = DiskReader(), tier()
-    parts.tier.path = "/tier"
+    reader, disk = DiskReader(), tier()
+    disk.directory.path = "/tier"
     if closes:
         reader.close()
     source: Any = SimpleNamespace(reader=reader, then=SimpleNamespace(read=lambda *_: [b"y" * 10]))
     origin = Origin(ContentId(NamespaceId(b"n" * 16), 1, 0, 1), "u", b"p", "e", 10, 0)
     found = Run(fd, 10, [0])
-    body = source_module._Body(source, parts, origin, 0, 10, found, Purpose.READ)
+    body = source_module._Body(source, disk, origin, 0, 10, found, Purpose.READ)
     assert list(body) == [b"y" * 10]
     answers()
     reader.close()

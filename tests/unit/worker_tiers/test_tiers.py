@@ -134,7 +134,7 @@ def test_what_leaves_a_tier_for_want_of_room_moves_down_if_it_was_used(tmp_path:
             await read(tiers, used)
             first = tiers._tiers.running[0]
             for ino in (unused, used):  # in this order, and all of it
-                assert first.parts.order.was_used(rig.content(ino).key) == (ino == used)
+                assert first.contents.order.was_used(rig.content(ino).key) == (ino == used)
             await first._space.make_room_ahead(20 * MIB)
             assert rig.in_tier(0) == set()
             assert rig.in_tier(1) == {used}
@@ -274,7 +274,7 @@ def test_what_the_next_tier_has_of_a_file_is_not_fetched_again(tmp_path: Path) -
             await fetch(tiers, NAMESPACE, other)
             fetched = tiers.status()["origin_bytes"]
             first = tiers._tiers.running[0]
-            first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 8 * MIB
+            first.contents.ledger.limit_bytes = first.contents.ledger.used_bytes + 8 * MIB
             assert await read(tiers, ino) == (rig.data[ino], 1)
             await fetch(tiers, NAMESPACE, ino)
             status = tiers.status()
@@ -282,7 +282,7 @@ def test_what_the_next_tier_has_of_a_file_is_not_fetched_again(tmp_path: Path) -
             assert status["tier_bytes"] == fetched - 15 * MIB
             tiers._moves.doubled(rig.content(ino).key)
             await tiers._moves.tick()
-            await until(lambda: rig.content(ino).key not in first.parts.order)
+            await until(lambda: rig.content(ino).key not in first.contents.order)
 
     run(script())
 

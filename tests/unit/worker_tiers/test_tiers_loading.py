@@ -65,11 +65,11 @@ def test_a_hold_goes_where_its_file_goes(tmp_path: Path) -> None:
             key = rig.content(1).key
             assert rig.in_tier(0) == {1}
             assert await tiers._moves._copy(rig.space.origins[1], first, second)
-            assert second.parts.order.held(key)[0], "a copy of what is held is held"
+            assert second.contents.order.held(key)[0], "a copy of what is held is held"
             await tiers._moves._settle(key)
             assert rig.in_tier(0) == {1}
             assert rig.in_tier(1) == set(), "what the other tier holds may leave this one"
-            assert first.parts.order.held(key)[0]
+            assert first.contents.order.held(key)[0]
 
     run(script())
 
@@ -82,7 +82,7 @@ def test_a_read_in_any_tier_ends_the_hold(tmp_path: Path) -> None:
                 await load(tiers, rig, rig.put(ino, SIZE))
             for ino in range(1, 61):
                 assert (await read(tiers, ino))[0] == rig.data[ino]
-            await until(lambda: not any(t.parts.order.held_count for t in tiers._tiers.running))
+            await until(lambda: not any(t.contents.order.held_count for t in tiers._tiers.running))
 
     run(script())
 
@@ -102,7 +102,7 @@ def test_a_load_goes_on_where_its_file_was_begun_and_makes_room_there(tmp_path: 
             first._promises.clear()
             await fetch(tiers, NAMESPACE, other)
             assert rig.in_tier(0) == {other}
-            first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 16 * MIB
+            first.contents.ledger.limit_bytes = first.contents.ledger.used_bytes + 16 * MIB
             origin = rig.space.origins[begun]
             assert (await tiers._chooser.chosen(origin)).index == 1, "a read makes no room"
             assert (await tiers._chooser.chosen(origin, for_load=True)).index == 0

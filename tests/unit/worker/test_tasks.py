@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from tests.unit.worker.rig import run
-from worker.runtime.tasks import Tasks
-from worker.tier.disk import Parts
+from worker.runtime.tasks import Tasks, within
 
 
 def test_a_cancellation_that_comes_with_the_result_is_no_less_one() -> None:
@@ -19,7 +18,7 @@ def test_a_cancellation_that_comes_with_the_result_is_no_less_one() -> None:
         never = asyncio.Event()
 
         async def loop() -> None:
-            await Parts.within(answer, 10.0)
+            await within(answer, 10.0)
             await never.wait()
 
         tasks = Tasks()
@@ -37,7 +36,7 @@ def test_a_wait_has_its_limit() -> None:
     async def script() -> None:
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with pytest.raises(TimeoutError):
-            await Parts.within(never, 0.01)
+            await within(never, 0.01)
         assert never.cancelled()
 
     run(script())

@@ -1,0 +1,195 @@
+"""The accounts of one tier's contents: ledger, eviction order, charges against quotas, rules. Only
+this module changes them; other modules read them. Owned by the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachefs.core.policies import Rule
+from worker.runtime.clocks import Clocks
+from worker.runtime.memory import MemoryBudget
+from worker.runtime.tasks import Signal
+from worker.stats.arrivals import LastPageTimes
+from worker.store.holds import Hold
+from worker.tier.eviction_order import EvictionOrder
+from worker.tier.ledger import Ledger
+from worker.tier.quotas import Bounds, Charges, Quotas
+from worker.tier.rules import Rules
+
+IsOwned = Callable[[bytes, int, int], bool]
+
+
+def _ignore_all(*what: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The common parts of a process's tiers. `is_owned(key, size, replicas)` returns whether this
+    node owns any block of the content (key: 36 bytes); None: it owns everything.
+    `on_replicated(key, size, replicas)` is called when pages of a content with several owners are
+    recorded; `on_owners_changed()` when contents have more owners than before."""
+
+    memory: MemoryBudget
+    is_owned: IsOwned | None = None
+    quotas: Quotas = field(default_factory=Quotas)
+    on_replicated: Callable[[bytes, int, int], None] = _ignore_all
+    on_owners_changed: Callable[[], None] = _ignore_all
+    arrivals: LastPageTimes = field(default_factory=LastPageTimes)
+
+
+class Contents:
+    """`order_known`: `order` has every content with a record. `room_changed` wakes waits for
+    room."""
+
+    def __init__(
+        self, ledger: Ledger, order: EvictionOrder, clocks: Clocks, node: NodeParts
+    ) -> None:
+        self.ledger = ledger
+        self.order = order
+        self.charges = Charges(node.quotas)
+        self.rules = Rules()
+        self.order_known = False
+        self.room_changed = Signal()
+        self.is_owned = node.is_owned
+        self.on_owners_changed = node.on_owners_changed
+        self._clocks = clocks
+        self._on_replicated = node.on_replicated
+
+    def owns(self, key: bytes, size_bytes: int) -> bool:
+        """Returns whether this node owns a block of the content."""
+        return self.is_owned is None or self.is_owned(key, size_bytes, self.rules.replicas(key))
+
+    def is_held(self, key: bytes) -> bool:
+        """Returns whether a content is protected from eviction by a load job."""
+        return bool(self.order.held(key)[0])
+
+    # ---- contents that are recorded, used, removed ----
+
+    def load(self, key: bytes, last_use_s: int, hold: Hold | None) -> None:
+        """Adds a content that an earlier process recorded. The most recently used comes first."""
+        self.order.insert_oldest(key, last_use_s)
+        if hold is not None:
+            self.set_aside(key, hold)
+
+    def add(self, key: bytes, size_bytes: int, last_use_s: int, rule: Rule) -> None:
+        """Adds a content that gets its first record."""
+        self.order.insert(key, last_use_s)
+        self.rules.put(key, rule)
+        if rule.eviction:
+            self.order.set_eviction(key, rule.eviction)
+        if not self.owns(key, size_bytes):
+            self.order.set_owned(key, owned=False)
+
+    def note_replicated(self, key: bytes, size_bytes: int, rule: Rule) -> None:
+        """Reports pages of a content with several owners."""
+        if rule.owners > 1:
+            self._on_replicated(key, size_bytes, rule.owners)
+
+    def apply_rule(self, key: bytes, rule: Rule) -> bool:
+        """Applies changed policies. Returns whether the content has other owners than before."""
+        if key not in self.order:
+            return False
+        self.order.set_eviction(key, rule.eviction)
+        return self.rules.put(key, rule)
+
+    def set_owned(self, key: bytes, size_bytes: int) -> None:
+        """Applies a change of ownership."""
+        self.order.set_owned(key, owned=self.owns(key, size_bytes))
+
+    def use(self, key: bytes, now_s: int) -> None:
+        """Records that a cached file was used now."""
+        self.order.hit(key, now_s)
+
+    def set_aside(self, key: bytes, hold: Hold) -> None:
+        """Protects a content from eviction while it is held."""
+        deadline_s = hold.deadline_s(self._clocks.wall(), self._clocks.monotonic())
+        if deadline_s:
+            self.order.hold(key, deadline_s, though_read=hold.though_read)
+
+    def release(self, key: bytes, now_s: int) -> None:
+        """Ends the hold of a content."""
+        self.order.release(key, now_s)
+
+    def release_due(self, monotonic_s: float, now_s: int) -> None:
+        """Ends holds that have expired."""
+        self.order.release_due(int(monotonic_s), now_s)
+
+    def defer(self, keys: Sequence[bytes]) -> None:
+        """Makes contents that cannot be evicted now the last candidates."""
+        for key in keys:
+            self.order.defer(key)
+
+    def forget(self, key: bytes) -> None:
+        """Removes a content without a record; its bytes are accounted elsewhere."""
+        self.order.remove(key)
+        self.charges.drop(key)
+        self.rules.drop(key)
+
+    def evicted(self, key: bytes, size_bytes: int) -> None:
+        """Removes a content whose file was unlinked and closed."""
+        self.forget(key)
+        self.ledger.cached_bytes -= size_bytes
+
+    def charge(self, key: bytes, size_bytes: int, bounds: Bounds) -> None:
+        """Charges the cached bytes of a content to quotas, in place of its promised bytes."""
+        self.charges.put(key, bounds, size_bytes)
+
+    def settle_charges(self, keys: Sequence[bytes]) -> None:
+        """Ends the promised charges of contents."""
+        self.charges.settle(keys)
+
+    # ---- bytes ----
+
+    def reserve(self, key: bytes | None, size_bytes: int, bounds: Bounds) -> bool:
+        """Promises room for a fill, charged to the quotas `bounds`. Returns False, with nothing
+        changed, if there is none."""
+        if not self.ledger.reserve(size_bytes):
+            return False
+        if bounds and key is not None:
+            self.charges.promise(key, bounds, size_bytes)
+        return True
+
+    def unreserve(self, size_bytes: int) -> None:
+        """Returns promised room that was not used."""
+        self.ledger.reserved_bytes -= size_bytes
+        self.room_changed.notify()
+
+    def use_reserved(self, size_bytes: int) -> None:
+        """Ends a promise whose bytes are accounted as cached now."""
+        self.ledger.reserved_bytes -= size_bytes
+
+    def grow_cached(self, size_bytes: int) -> None:
+        """Adds to the bytes of recorded files (below 0: subtracts)."""
+        self.ledger.cached_bytes += size_bytes
+
+    def grow_unlinked(self, size_bytes: int) -> None:
+        """Adds to the bytes of unlinked open files (below 0: subtracts)."""
+        self.ledger.unlinked_bytes += size_bytes
+
+    def unlink(self, size_bytes: int) -> None:
+        """Accounts a file as unlinked and still open."""
+        self.ledger.cached_bytes -= size_bytes
+        self.ledger.unlinked_bytes += size_bytes
+
+    def close_unlinked(self, size_bytes: int) -> None:
+        """Accounts the last close of an unlinked file."""
+        self.ledger.unlinked_bytes -= size_bytes
+        self.room_changed.notify()
+
+    def take_scratch(self, size_bytes: int) -> bool:
+        """Takes room for a segment. Returns False, with nothing changed, if there is none."""
+        return self.ledger.take_scratch(size_bytes)
+
+    def free_scratch(self, size_bytes: int) -> None:
+        """Returns the room of a segment."""
+        self.ledger.scratch_bytes -= size_bytes
+
+    def set_overhead(self, size_bytes: int) -> None:
+        """Sets the measured bytes of the index and the directories."""
+        self.ledger.overhead_bytes = size_bytes
+
+    def check_invariants(self) -> None:
+        self.ledger.check_invariants()
