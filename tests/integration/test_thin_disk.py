@@ -13,7 +13,7 @@ from cachefs.core.model import PAGE_BYTES
 from tests.integration.conftest import Bucket, Node
 from tests.services.loading import fetch
 from tests.services.processes import wait_until
-from tests.services.thin_disk import ThinDisk, drop_pages, thin_disk
+from tests.services.thin_disk import ThinDisk, drop_pages, drop_pages_below, thin_disk
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
 
 BEFORE, AFTER = range(1, 21), range(101, 301)  # files cached before the volume is full, and after
@@ -96,8 +96,7 @@ def test_a_mount_over_a_full_thin_volume_never_reads_zeros_after_the_sync(
             assert (mnt / name).read_bytes() == data
         wait_until(lambda: "lost bytes that were written" in node.logs(), "a sync has failed", 90.0)
         wait_until(lambda: _withdrawn(disk), "the files are withdrawn")
-        for path in (disk.path / "cache" / "files").glob("*/*"):
-            drop_pages(path)
+        drop_pages_below(disk.path / "cache" / "files")
         for name, data in files.items():
             assert (mnt / name).read_bytes() == data, name
         assert os.pread(reader.fileno(), MIB, 8 * MIB) == big[8 * MIB : 9 * MIB]

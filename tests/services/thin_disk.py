@@ -69,6 +69,16 @@ def drop_pages(path: Path) -> None:
         os.close(fd)
 
 
+def drop_pages_below(directory: Path) -> None:
+    """Drops the pages of the files two levels below. A directory whose own blocks are lost cannot
+    be listed: then all pages of the machine are dropped."""
+    try:
+        for path in directory.glob("*/*"):
+            drop_pages(path)
+    except OSError:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
 def _run(*command: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"

@@ -72,6 +72,42 @@ def test_no_module_is_in_a_circle_of_imports() -> None:
     graphlib.TopologicalSorter(graph()).prepare()
 
 
+CHANGES = {
+    "ledger": {"reserve", "take_scratch"},
+    "order": {
+        "defer", "hit", "hold", "insert", "insert_oldest", "release", "release_due", "remove",
+        "set_eviction", "set_owned",
+    },
+    "charges": {"drop", "promise", "put", "settle"},
+    "rules": {"drop", "put"},
+}  # fmt: skip
+
+
+def changes_of_contents(tree: ast.Module) -> Iterator[str]:
+    """Yields the changes of a tier's accounts: calls of their methods, assigned fields."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=method, value=owner)):
+                name = ast.unparse(owner).rpartition(".")[2].lstrip("_")
+                if method in CHANGES.get(name, ()):
+                    yield f"{name}.{method}"
+            case ast.Assign(targets=[target]) | ast.AugAssign(target=target):
+                match target:
+                    case ast.Attribute(attr=field, value=owner):
+                        if ast.unparse(owner).rpartition(".")[2] in CHANGES:
+                            yield f"{ast.unparse(owner)}.{field}"
+
+
+def test_only_the_contents_of_a_tier_change_its_accounts() -> None:
+    found = {
+        name: [*changes_of_contents(tree)]
+        for name, tree in modules().items()
+        if name.startswith("worker.")
+    }
+    assert len(found.pop("worker.tier.contents")) > 15
+    assert {name: changes for name, changes in found.items() if changes} == {}
+
+
 def test_the_longest_chain_of_imports_in_the_worker() -> None:
     edges, length = graph("worker."), dict[str, int]()
     before: dict[str, str] = {}

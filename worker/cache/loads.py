@@ -32,6 +32,7 @@ from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
 from worker.tier.maintenance import Housekeeping
 from worker.tier.over_quota import OverQuota
+from worker.tier.permission import EvictionPermission
 
 ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
 FEW: Final = 4  # blocks of which a part was here, at once
@@ -47,6 +48,7 @@ class TierLoading:
         disk: TierDisk,
         contents: Contents,
         catalog: Catalog,
+        permission: EvictionPermission,
         space: Admission,
         housekeeping: Housekeeping,
         filler: Filler,
@@ -55,6 +57,7 @@ class TierLoading:
         self._disk = disk
         self._contents = contents
         self._catalog = catalog
+        self._permission = permission
         self._space = space
         self._housekeeping = housekeeping
         self._filler = filler
@@ -129,7 +132,12 @@ class TierLoading:
     async def room(self) -> Room:
         """See `CacheLoading`."""
         return await room(
-            self._context, self._disk, self._contents, self._catalog, self._housekeeping
+            self._context,
+            self._disk,
+            self._contents,
+            self._catalog,
+            self._permission,
+            self._housekeeping,
         )
 
     def capacity(self) -> int:

@@ -31,6 +31,7 @@ from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk
 from worker.tier.maintenance import Housekeeping
+from worker.tier.permission import EvictionPermission
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Expirer:
         disk: TierDisk,
         contents: Contents,
         catalog: Catalog,
+        permission: EvictionPermission,
         segments: Segments,
         housekeeping: Housekeeping,
     ) -> None:
@@ -59,6 +61,7 @@ class Expirer:
         self._disk = disk
         self._contents = contents
         self._catalog = catalog
+        self._permission = permission
         self._segments = segments
         self._housekeeping = housekeeping
         self._expiry = Expiry()
@@ -264,7 +267,8 @@ class Expirer:
 
     async def _free(self, keys: Sequence[bytes]) -> None:
         retry_s = self._context.wall() + RETRY_S
-        allowed = await self._permitted([key for key in keys if self._is_quiet(key)])
+        quiet = [key for key in keys if self._is_quiet(key)]
+        allowed = (await self._permission.request(quiet)).allowed
         for key in keys:
             self._expiry.postpone(key, retry_s)
         if not allowed:
@@ -282,19 +286,6 @@ class Expirer:
         """Returns whether a content can be dropped at once, while the permission lasts."""
         entry = self._catalog.live(key)
         return not self._catalog.is_live(key) if entry is None else entry.looking is None
-
-    async def _permitted(self, keys: Sequence[bytes]) -> list[bytes]:
-        allowed: list[bytes] = []
-        for namespace, some in _by_namespace(dict.fromkeys(keys, 0.0)).items():
-            contents = [ContentId.of_key(key) for key in some]
-            try:
-                asked = self._context.metadata(namespace).permit_eviction(contents)
-                permission = await within(asked, ANSWER_S)
-            except (CacheFSError, TimeoutError) as err:
-                log.debug("the master gives no permission: %s", err)
-                continue
-            allowed += [one.key for one in contents if one.name in permission.allowed]
-        return allowed
 
 
 def _ignore(error: OSError | None) -> None:

@@ -190,7 +190,7 @@ class Moves:
             if target.index > one.index and target.room(origin).takes(origin.size):
                 copied = await self._copy(origin, one, target, settled_later_s=EVICTED_WITHIN_S)
                 if copied and key in one.order:
-                    target.order.hit(key, one.order.last_use_s(key))
+                    target.contents.use(key, one.order.last_use_s(key))
                 return
 
     # ---- what is in two tiers ----

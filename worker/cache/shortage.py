@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import Room
-from cachefs.core.model import ContentId, NamespaceId
-from worker.runtime.tasks import within
 from worker.store.directory import TierDirectory
 from worker.store.removal import is_busy
 from worker.tier.catalog import Catalog
@@ -16,10 +13,11 @@ from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk
 from worker.tier.maintenance import Housekeeping
+from worker.tier.permission import EvictionPermission
 
 LIMIT_S: Final = 3.0  # then what is known by then has to do
 ANSWER_S: Final = 2.0
-ASKED_AT_ONCE: Final = 1000
+AT_ONCE: Final = 1000  # contents in one request
 MOST_PROBED: Final = 2000  # files, whether they are open
 
 Sizes = dict[bytes, int]
@@ -30,6 +28,7 @@ async def room(
     disk: TierDisk,
     contents: Contents,
     catalog: Catalog,
+    permission: EvictionPermission,
     housekeeping: Housekeeping,
 ) -> Room:
     """Returns the tier's room as it is now."""
@@ -50,7 +49,7 @@ async def room(
                     held_bytes += record.allocated_bytes
                 else:
                     others[key] = record.allocated_bytes
-        pinned = await _protected(context, others, until_s)
+        pinned = await _protected(context, permission, others, until_s)
         probed = [key for key in others if key not in pinned][:MOST_PROBED]
         busy_bytes += await disk.call(_busy_bytes, disk.directory, probed, others)
     except OSError as err:
@@ -60,25 +59,17 @@ async def room(
     return Room(limit_bytes, held_bytes, sum(pinned.values()), busy_bytes)
 
 
-async def _protected(context: TierContext, sizes: Sizes, until_s: float) -> Sizes:
-    """Returns those that the master does not let be evicted."""
-    by_namespace: dict[NamespaceId, list[ContentId]] = {}
-    for key in sizes:
-        content = ContentId.of_key(key)
-        by_namespace.setdefault(content.namespace, []).append(content)
+async def _protected(
+    context: TierContext, permission: EvictionPermission, sizes: Sizes, until_s: float
+) -> Sizes:
+    """Returns those that the master refuses to have evicted, as far as it answers until then."""
     found: Sizes = {}
-    for namespace, files in by_namespace.items():
-        for start in range(0, len(files), ASKED_AT_ONCE):
-            if context.monotonic() >= until_s:
-                return found
-            asked = files[start : start + ASKED_AT_ONCE]
-            try:
-                question = context.metadata(namespace).permit_eviction(asked)
-                permission = await within(question, ANSWER_S)
-            except (CacheFSError, TimeoutError):
-                break
-            refused = [one.key for one in asked if one.name not in permission.allowed]
-            found.update((key, sizes[key]) for key in refused)
+    keys, unanswered = [*sizes], permission.unanswered
+    for start in range(0, len(keys), AT_ONCE):
+        if context.monotonic() >= until_s or permission.unanswered != unanswered:
+            break
+        answer = await permission.request(keys[start : start + AT_ONCE], ANSWER_S)
+        found.update((key, sizes[key]) for key in answer.refused)
     return found
 
 

@@ -53,6 +53,7 @@ from worker.tier.eviction_order import EvictionOrder
 from worker.tier.ledger import Ledger, allocation
 from worker.tier.lost_writes import LostWrites
 from worker.tier.maintenance import Housekeeping
+from worker.tier.permission import EvictionPermission
 from worker.tier.probe import TierWatch
 from worker.tier.scrub import Scrubber, scrub_rate
 from worker.tier.unlinked import UnlinkedOpenFiles
@@ -104,7 +105,8 @@ class Tier:
         self._supply = supply
         self._leftovers = UnlinkedOpenFiles(context, disk, contents)
         self._catalog = catalog = Catalog(context, disk, contents, self._leftovers)
-        self._space = Admission(context, disk, contents, catalog, self._leftovers)
+        permission = EvictionPermission(context, contents)
+        self._space = Admission(context, disk, contents, catalog, permission, self._leftovers)
         self._segments = Segments(context, disk, contents)
         self._filler = Filler(context, disk, contents, supply, catalog, self._space, self._segments)
         self._provider = ReadService(
@@ -124,7 +126,14 @@ class Tier:
             context, disk, catalog, self._space, self._provider, self.housekeeping, self._watch
         )
         self.loading = TierLoading(
-            context, disk, contents, catalog, self._space, self.housekeeping, self._filler
+            context,
+            disk,
+            contents,
+            catalog,
+            permission,
+            self._space,
+            self.housekeeping,
+            self._filler,
         )
         self.serving = TierServing(
             context,
@@ -136,7 +145,9 @@ class Tier:
             self._filler,
             self.housekeeping,
         )
-        self.expirer = Expirer(context, disk, contents, catalog, self._segments, self.housekeeping)
+        self.expirer = Expirer(
+            context, disk, contents, catalog, permission, self._segments, self.housekeeping
+        )
         self._promises = Promises(context, contents, catalog)
         self._closed = False
 
@@ -470,8 +481,10 @@ class Tier:
 def _contents(config: WorkerConfig, disk: TierDisk, setting: TierSetting) -> Contents:
     """Returns the accounts of a tier as its directory was left."""
     shared = setting.shared
-    ledger = Ledger(_limit_bytes(config, disk, shared.memory))
-    ledger.cached_bytes = disk.directory.cached_at_start_bytes
+    ledger = Ledger(
+        _limit_bytes(config, disk, shared.memory),
+        cached_bytes=disk.directory.cached_at_start_bytes,
+    )
     order = config.order(owned_last=shared.is_owned is not None)
     return Contents(ledger, order, setting.clocks, shared)
 

@@ -15,11 +15,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
+from cachefs.core.errors import Interrupted, NoSpace, Unavailable
 from cachefs.core.jobs import FullQuota
-from cachefs.core.model import ContentId, NamespaceId
 from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
-from worker.runtime.log_backoff import LogBackoff
 from worker.runtime.tasks import within
 from worker.store.removal import Evicted, evict
 from worker.tier.admission_rule import Verdict, judge
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from worker.tier.contents import Contents
     from worker.tier.context import TierContext
     from worker.tier.disk import TierDisk
+    from worker.tier.permission import EvictionPermission
     from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
@@ -39,13 +38,12 @@ log = logging.getLogger(__name__)
 BATCH_FILES: Final = 64
 MOST_ROUNDS: Final = 64  # of one eviction, and
 MOST_ROUNDS_S: Final = 0.4  # then no further round begins: others wait for the lock
-PERMISSION_WAIT_S: Final = 5.0
 ORDER_WAIT_S: Final = 30.0
 NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
 MOST_PAUSE_S: Final = 60.0  # between looks at what may go of a cache above its limit
 RELEASE_S: Final = 5.0  # between looks at holds that have ended
-MOST_ASKED: Final = 1000  # contents in one question
+MOST_ASKED: Final = 1000  # contents in one request for permission
 THOROUGH_S: Final = 20.0  # for a load's eviction, which looks at everything
 
 
@@ -72,6 +70,7 @@ class Admission:
         disk: TierDisk,
         contents: Contents,
         catalog: Catalog,
+        permission: EvictionPermission,
         leftovers: UnlinkedOpenFiles,
     ) -> None:
         self._context = context
@@ -88,10 +87,9 @@ class Admission:
         self._released_at_s = float("-inf")
         self._shrink_pause_s = PAUSE_S
         self._shrink_at_s = float("-inf")
-        self._unanswered = 0  # questions for permission
+        self._permission = permission
         self._named_quotas = Named()
         self._demotion = Demotion(context, contents)
-        self._pace = LogBackoff()  # of what is logged about permissions that do not come
         self.order_loaded = asyncio.Event()
 
     def copy_before_eviction(self, copy: Copy) -> None:
@@ -149,13 +147,13 @@ class Admission:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
             await within(self.order_loaded.wait(), ORDER_WAIT_S)
-        unanswered = self._unanswered
+        unanswered = self._permission.unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
             await self._make_room_thoroughly(size_bytes, monotonic() + THOROUGH_S)
         if self._take(size_bytes, entry):
             return
-        if self._unanswered != unanswered:
+        if self._permission.unanswered != unanswered:
             raise Unavailable("the master does not say what may be evicted")
         self._nothing_for_loads_until_s = monotonic() + PAUSE_S
         self._refuse()
@@ -373,7 +371,7 @@ class Admission:
     async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
         """Evicts this much of these and a little more, as far as permitted; returns the number of
         permitted ones."""
-        allowed, until_s = await self._permitted(self._not_live(keys))
+        allowed, _, until_s = await self._permission.request(self._not_live(keys))
         self._contents.defer([*set(keys) - set(allowed)])
         short_bytes += min(self._contents.ledger.limit_bytes // 128, 32 << 20)
         then = functools.partial(self._evict_copied, short_bytes=short_bytes, reason=reason)
@@ -389,7 +387,8 @@ class Admission:
         order = self._contents.order
         async with self._one_at_a_time:
             same = [key for key, use_s in copied.items() if self._last_use_s(key) == use_s]
-            allowed, until_s = await self._permitted([key for key in same if key in order])
+            known = [key for key in same if key in order]
+            allowed, _, until_s = await self._permission.request(known)
             await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
 
     def _release_held(self) -> None:
@@ -413,55 +412,6 @@ class Admission:
 
     def _not_live(self, keys: Sequence[bytes]) -> list[bytes]:
         return [key for key in keys if not self._catalog.is_live(key)]
-
-    async def _permitted(self, keys: Sequence[bytes]) -> tuple[list[bytes], float]:
-        """Returns the contents that may be evicted, in order, and the end of the permission
-        (monotonic)."""
-        by_namespace: dict[NamespaceId, list[ContentId]] = {}
-        for key in keys:
-            content = ContentId.of_key(key)
-            by_namespace.setdefault(content.namespace, []).append(content)
-        allowed: set[str] = set()
-        until_s = float("inf")
-        for namespace, contents in by_namespace.items():
-            asked_at_s = self._context.monotonic()
-            names, valid_for_s = await self._ask(namespace, contents)
-            if names:
-                allowed |= names
-                until_s = min(until_s, asked_at_s + valid_for_s)
-        return [key for key in keys if key.hex() in allowed], until_s
-
-    async def _ask(
-        self, namespace: NamespaceId, contents: list[ContentId]
-    ) -> tuple[frozenset[str], float]:
-        try:
-            service = self._context.metadata(namespace)
-        except NotFound:
-            return self._of_nobody(contents), PERMISSION_WAIT_S
-        except CacheFSError:  # it has pins, and nobody is here who knows them
-            return frozenset(), 0.0
-        try:
-            asked = service.permit_eviction(contents)
-            permission = await within(asked, PERMISSION_WAIT_S)
-        except (CacheFSError, TimeoutError) as err:
-            self._context.counters.errors["permission"] += 1
-            self._unanswered += 1
-            if self._pace.is_due(self._context.monotonic()):
-                log.warning("nothing is evicted, the master gives no permission: %s", err)
-            return frozenset(), 0.0
-        self._pace.over()
-        return permission.allowed, permission.valid_for_s
-
-    def _of_nobody(self, contents: list[ContentId]) -> frozenset[str]:
-        """Returns the evictable contents of a namespace that is not attached here."""
-        config = self._context.config
-        if not config.evict_detached:
-            return frozenset()
-        idle_before_s = self._context.wall() - config.idle_after_s
-        names = (content.name for content in contents)
-        return frozenset(
-            name for name in names if self._last_use_s(bytes.fromhex(name)) <= idle_before_s
-        )
 
     def _last_use_s(self, key: bytes) -> int:
         return self._contents.order.last_use_s(key) if key in self._contents.order else NEVER_S

@@ -45,6 +45,7 @@ class Ledger:
         self,
         limit_bytes: int,
         *,
+        cached_bytes: int = 0,
         scratch_limit_bytes: int | None = None,
         scratch_floor_bytes: int | None = None,
     ) -> None:
@@ -56,7 +57,7 @@ class Ledger:
             scratch_floor(limit_bytes) if scratch_floor_bytes is None else scratch_floor_bytes
         )
         self.headroom_bytes = min(MIB, limit_bytes // 64)
-        self.cached_bytes = 0
+        self.cached_bytes = cached_bytes
         self.reserved_bytes = 0
         self.unlinked_bytes = 0
         self.scratch_bytes = 0

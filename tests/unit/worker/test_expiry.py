@@ -201,9 +201,7 @@ def test_how_many_own_it_is_heard_of_what_is_cached_and_of_what_is_open(tmp_path
             assert sorted(one.replicas for one in found) == [1, 2, 2]
             space.say(1)
             await only(worker).expirer.tick()
-            assert (one.contents.order.copy_count, heard) == (2, [2, 1]), (
-                "the extra copy is first"
-            )
+            assert (one.contents.order.copy_count, heard) == (2, [2, 1]), "the extra copy is first"
             assert one.contents.order.eviction(rig.content(1).key) == ""
             opened.close()
             await worker.free([rig.content(ino) for ino in (1, 2, 3)])
