@@ -29,6 +29,7 @@ from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
 from worker.tier.entry import Entry
+from worker.tier.entry_state import Event, State, Stories
 from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Catalog:
         self._disk = disk
         self._contents = contents
         self._leftovers = leftovers
+        self.stories = Stories()
         self._live: dict[bytes, Entry] = {}
         self._detached: set[Entry] = set()  # those that still have a descriptor
         self._fences: dict[bytes, asyncio.Future[None]] = {}
@@ -98,7 +100,7 @@ class Catalog:
         if entry is None:
             if not self.is_absent(key):
                 return None
-            entry = self._live[key] = Entry(origin, key)
+            entry = self._live[key] = Entry(origin, key, State.EMPTY)
         elif entry.looking is not None or key in self._fences:
             return None
         entry.users += 1
@@ -109,15 +111,10 @@ class Catalog:
         Cancelled: the look-up continues for other callers, nothing is held."""
         while (fence := self._fences.get(key)) is not None:
             if not await self._ended([fence]):
-                return _stray(Entry(origin, key))
+                return _stray(origin, key)
         entry = self._live.get(key)
         if entry is None:
-            absent = self.is_absent(key)
-            entry = self._live[key] = Entry(origin, key)
-            if not absent and self._disk.health.in_service:
-                entry.looking = self._context.tasks.start(self._look(entry))
-            elif not absent:
-                entry.detached = True
+            entry = self._new(origin, key)
         elif entry.origin.rule != origin.rule:
             entry.origin = origin  # policies say something else by now
         entry.users += 1
@@ -128,6 +125,20 @@ class Catalog:
             self.leave(entry)
             raise
         return entry
+
+    def _new(self, origin: Origin, key: bytes) -> Entry:
+        """Returns the entry of a content that is not live, and starts its lookup if needed."""
+        if self.is_absent(key):
+            state = State.EMPTY
+        else:
+            state = State.LOOKING if self._disk.health.in_service else State.DETACHED
+        entry = self._live[key] = Entry(origin, key, state)
+        if state is State.LOOKING:
+            entry.looking = self._context.tasks.start(self._look(entry))
+        return entry
+
+    def _move(self, entry: Entry, event: Event) -> None:
+        entry.state = self.stories.move(entry.key, entry.state, event, self._context.monotonic())
 
     async def _look(self, entry: Entry) -> None:
 
@@ -148,8 +159,10 @@ class Catalog:
             looked = await self._disk.call(call, discard=LookupResult.close, limit_s=None)
         except OSError as err:
             self.disk_fault(err)
+            self._move(entry, Event.DISK_FAILED)
             looked = LookupResult()
-            entry.detached = True
+        else:
+            self._move(entry, _found(looked))
         entry.looking = None
         self._take_in(entry, looked)
         self.retire_if_unused(entry)
@@ -165,8 +178,6 @@ class Catalog:
         entry.fd = looked.fd
         entry.pages = PageMap(entry.size, looked.bits)
         entry.allocated_bytes = looked.allocated_bytes
-        entry.published = looked.published
-        entry.recorded = looked.fd >= 0
         if not self._contents.order_known or self._contents.is_held(
             entry.key
         ):  # else a read has ended it
@@ -189,6 +200,7 @@ class Catalog:
             self._detached.discard(entry)
             if self._live.get(entry.key) is entry:
                 del self._live[entry.key]
+            self._move(entry, Event.UNUSED)
             fd, entry.fd = entry.fd, -1
             if fd >= 0:
                 self._leftovers.add(fd, entry.allocated_bytes)
@@ -199,6 +211,7 @@ class Catalog:
             self._context.tasks.start(self._discard(entry, fence))
         elif self._live.get(entry.key) is entry:
             del self._live[entry.key]
+            self._move(entry, Event.UNUSED)
             if entry.fd >= 0:
                 self._disk.close_named(entry.fd)
                 entry.fd = -1
@@ -318,7 +331,7 @@ class Catalog:
             del self._live[entry.key]
         if entry.detached:
             return
-        entry.detached = True
+        self._move(entry, Event.DROPPED)
         self._detached.add(entry)
         entry.unrecorded.clear()
         self._contents.unlink(entry.allocated_bytes)
@@ -415,8 +428,9 @@ class Catalog:
         self._contents.note_replicated(entry.key, entry.size, entry.origin.rule)
         pages, entry.unrecorded = entry.unrecorded, {}
         entry.committing.update(pages)
-        if not entry.recorded:
-            entry.recorded = True
+        is_first = not entry.recorded
+        self._move(entry, Event.SUBMITTED)
+        if is_first:
             self._contents.add(entry.key, entry.size, record.last_use_s, entry.origin.rule)
         if hold is not None:
             self._contents.set_aside(entry.key, hold)
@@ -466,10 +480,11 @@ class Catalog:
         last = not entry.uncommitted
         if error is not None:
             self.disk_fault(error)
-            entry.recorded = False  # it goes when nobody uses it any more
+            self._move(entry, Event.COMMIT_FAILED)  # its file is removed with its last user
             entry.committed()
         elif published or last:
-            entry.published |= published
+            if published:
+                self._move(entry, Event.PUBLISH)
             entry.committed()
         self.retire_if_unused(entry)
 
@@ -504,8 +519,14 @@ class Catalog:
         self._detached.clear()
 
 
-def _stray(entry: Entry) -> Entry:
+def _found(looked: LookupResult) -> Event:
+    if looked.fd < 0:
+        return Event.FOUND_NOTHING
+    return Event.FOUND_PUBLISHED if looked.published else Event.FOUND
+
+
+def _stray(origin: Origin, key: bytes) -> Entry:
     """Returns a separate entry for a caller that cannot wait."""
-    entry.detached = True
+    entry = Entry(origin, key, State.DETACHED)
     entry.users = 1
     return entry

@@ -1,8 +1,7 @@
 """A live content: one that is open, being filled, or waits for its commit. Owned by the loop.
 
-Entries live in the catalog while anybody uses them (`users`) or something of theirs is not yet
-committed (`uncommitted`). A detached entry is no longer in the catalog: its file was dropped, the
-handles that are open read on from the unlinked file.
+An entry is in the catalog while it has users (`users`) or uncommitted records (`uncommitted`). Only
+the catalog changes its `state` (`worker.tier.entry_state`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from cachefs.core.model import SMALL_FILE_BYTES, Origin
 from cachefs.core.pages import PageMap, page_count
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
+from worker.tier.entry_state import State
 
 
 class Entry:
@@ -26,24 +26,22 @@ class Entry:
 
     __slots__ = (
         "ahead", "allocated_bytes", "asked_in", "busy_pieces", "committing", "completing",
-        "creation", "detached", "failed", "fd", "hold", "hold_when_whole", "inflight",
+        "creation", "failed", "fd", "hold", "hold_when_whole", "inflight",
         "inflight_bits", "key", "looking", "measured_bytes", "name", "on_commit", "origin",
-        "page_count", "pages", "published", "recorded", "size", "uncommitted", "unrecorded",
-        "users",
+        "page_count", "pages", "size", "state", "uncommitted", "unrecorded", "users",
     )  # fmt: skip
 
-    def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
+    def __init__(self, origin: Origin, key: bytes, state: State) -> None:
+        self.state = state
         self.origin = origin  # of this content: its policies may change, its size does not
         self.size = origin.size
         self.page_count = page_count(origin.size)
         self.key = key
         self.name = key.hex()
-        self.pages = PageMap(origin.size, bits)
+        self.pages = PageMap(origin.size)
         self.fd = -1
         self.allocated_bytes = 0  # as counted
         self.measured_bytes = -1  # as the disk said last, where it is asked in threads only
-        self.published = False
-        self.recorded = False  # an index record exists or is on its way
         self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
         self.committing: dict[int, int | None] = {}  # the same, submitted and not yet committed
         self.uncommitted = 0  # submissions to the index that are not committed
@@ -58,9 +56,23 @@ class Entry:
         self.users = 0
         self.looking: asyncio.Task[None] | None = None  # until it is known what is cached
         self.completing = False
-        self.detached = False
         self.failed: CacheFSError | None = None
         self.creation = threading.Lock()  # of the file in a thread, against detaching in the loop
+
+    @property
+    def recorded(self) -> bool:
+        """True if an index record exists or is submitted."""
+        return self.state is State.RECORDED or self.state is State.PUBLISHED
+
+    @property
+    def published(self) -> bool:
+        """True if clients can open the file without a request."""
+        return self.state is State.PUBLISHED
+
+    @property
+    def detached(self) -> bool:
+        """True if the file was unlinked, or the tier is bypassed."""
+        return self.state is State.DETACHED
 
     @property
     def small(self) -> bool:
