@@ -15,13 +15,14 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, Unavailable
 from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
-from cachefs.core.pages import PageRange, range_bytes, split
+from cachefs.core.pages import range_bytes
 from connectors.fetch.request import AT_ONCE
 from worker.cache.load_requests import PIECES, Load, Loaded, Missing, PrefetchResult
 from worker.cache.shortage import room
 from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
 from worker.fill.fill import Filler
+from worker.fill.range_fill import Limits, RangeFill
 from worker.fill.transfer import PIECE_PAGES
 from worker.tier.admission import Admission, NoRoom
 from worker.tier.catalog import Catalog
@@ -240,12 +241,14 @@ class TierLoading:
     # ---- piece by piece ----
 
     async def _load(self, load: Load, fetched_bytes: int = 0) -> None:
-        block = _Block(load, self._loop)
-        error = None
+        error, fill = None, None
         try:
             entry = await self._catalog.open(load.origin, load.origin.content.key)
             try:
-                await self._complete(entry, block)
+                check = functools.partial(self._check, entry)
+                limits = Limits(PIECES, check, load.purpose, load.gate)
+                fill = RangeFill(self._filler, entry, limits)
+                await self._complete(entry, load, fill)
             finally:
                 self._catalog.leave(entry)
         except CacheFSError as err:
@@ -253,50 +256,47 @@ class TierLoading:
         except OSError as err:
             self._catalog.disk_fault(err)
             error = Unavailable(f"the cache disk failed: {err.strerror or err}")
-        load.ended(Loaded(fetched_bytes + block.fetched_bytes, error))
+        fetched_bytes += fill.origin_bytes if fill is not None else 0
+        load.ended(Loaded(fetched_bytes, error))
 
-    async def _complete(self, entry: Entry, block: _Block) -> None:
+    async def _complete(self, entry: Entry, load: Load, fill: RangeFill) -> None:
         """Returns once the block is recorded and held."""
-        first, end = block.load.pages
+        first, end = load.pages
         for _ in range(ATTEMPTS):
             self._check(entry)
             if not any(entry.pages.missing(first, end)):
                 break
-            await self._bring(entry, block)
+            await self._fill(entry, load, fill)
         else:
             raise Unavailable("it was given up again and again")
-        block.load.came()
+        load.came()
         if entry.uncommitted:
             await entry.next_commit(self._loop)
         self._check(entry)
         if not entry.recorded:
             raise self._lost(entry)
-        if block.load.hold is not None:
-            await self._catalog.hold([(entry.key, block.load.hold)])
+        if load.hold is not None:
+            await self._catalog.hold([(entry.key, load.hold)])
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: Entry) -> bool:
+        """Returns True. Raises if the file can no longer be cached."""
         if entry.failed is not None or entry.detached or not self._disk.health.in_service:
             raise self._lost(entry)
+        return True
 
-    async def _bring(self, entry: Entry, block: _Block) -> None:
-        """Once through all that is missing; what others are bringing is waited for."""
-        first, end = block.load.pages
-        missing = [*entry.pages.missing(first, end, entry.inflight_bits)]
+    async def _fill(self, entry: Entry, load: Load, fill: RangeFill) -> None:
+        """Fills once what is missing of the block."""
+        first, end = load.pages
+        missing = entry.pages.missing(first, end, entry.inflight_bits)
         need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
         if need_bytes:
-            await self._reserve(need_bytes, entry, block.load)
-        block.room_bytes = need_bytes
+            await self._reserve(need_bytes, entry, load)
+        fill.room_bytes = need_bytes
         try:
-            for run in missing:
-                for piece in split(*run, PIECE_PAGES):
-                    await self._claim(entry, block, piece)
-            await block.all_ended()
+            await fill.run(first, end)
         finally:
-            self._space.release(block.room_bytes)
-            block.room_bytes = 0
-        for page in range(first, end):
-            if (future := entry.inflight.get(page)) is not None:
-                await asyncio.shield(future)
+            self._space.release(fill.room_bytes)
+            fill.room_bytes = 0
 
     async def _reserve(self, need_bytes: int, entry: Entry, load: Load) -> None:
         """Raises NoRoom, OverQuota, Unavailable."""
@@ -306,60 +306,3 @@ class TierLoading:
             if (full := self._space.full_quota(need_bytes, entry)) is not None:
                 raise OverQuota(full)
             raise NoRoom("the cache has no room for the file", remedy="give a larger --cache-size")
-
-    async def _claim(self, entry: Entry, block: _Block, pages: PageRange) -> None:
-        """Claims the pages of a piece, but for those that another caller has claimed."""
-        await block.few_in_flight()
-        if block.load.gate is not None:
-            await block.load.gate(range_bytes(entry.size, *pages))
-        self._check(entry)
-        for first, end in [*entry.pages.missing(*pages, entry.inflight_bits)]:
-            share_bytes = min(block.room_bytes, allocation(range_bytes(entry.size, first, end)))
-            block.room_bytes -= share_bytes
-            block.in_flight += 1
-            self._filler.claim(
-                entry,
-                first,
-                end,
-                background=True,
-                cache_only=True,
-                room_bytes=share_bytes,
-                purpose=block.load.purpose,
-                ended=block.ended,
-            )
-
-
-class _Block:
-    """A load in progress. `room_bytes` are reserved for pieces that were not claimed yet."""
-
-    def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
-        self.load = load
-        self.fetched_bytes = 0
-        self.room_bytes = 0
-        self.in_flight = 0
-        self._error: CacheFSError | None = None
-        self._loop = loop
-        self._change: asyncio.Future[None] | None = None
-
-    def ended(self, piece: Piece, error: CacheFSError | None) -> None:
-        """Takes the end of a piece into account."""
-        self.in_flight -= 1
-        self.fetched_bytes += piece.origin_bytes
-        self._error = self._error or error
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
-
-    async def few_in_flight(self) -> None:
-        """Raises the error of a piece."""
-        await self._fewer_than(PIECES)
-
-    async def all_ended(self) -> None:
-        """Raises the error of a piece."""
-        await self._fewer_than(1)
-
-    async def _fewer_than(self, count: int) -> None:
-        while self.in_flight >= count and self._error is None:
-            self._change = self._loop.create_future()
-            await self._change
-        if self._error is not None:
-            raise self._error

@@ -5,8 +5,8 @@ the loop; bytes are read by the receiver of the descriptor.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.errors import NoSpace
 from cachefs.core.model import PAGE_BYTES, Origin
-from cachefs.core.pages import PageRange, page_count, range_bytes, split
+from cachefs.core.pages import PageRange, page_count, range_bytes
 from worker.cache.reads import FETCH_PIECES, ReadService
+from worker.fill.range_fill import Limits, RangeFill
 from worker.fill.source import Purpose
-from worker.fill.transfer import PIECE_PAGES
 from worker.store.cached_file import bad_pages, open_run
 from worker.store.holdings import Holding, read_holdings
 from worker.tier.contents import Contents
@@ -204,28 +204,11 @@ class TierServing:
         try:
             end = min(end, entry.page_count)
             purpose = Purpose.MIGRATE if peers_only else Purpose.READ
-            for run in [*entry.pages.missing(first, end, entry.inflight_bits)]:
-                for piece in split(*run, PIECE_PAGES):
-                    await self._few_in_flight(entry)
-                    self._claim_missing(entry, piece, purpose)
-            for page in range(first, end):
-                if (future := entry.inflight.get(page)) is not None:
-                    await asyncio.shield(future)
+            limits = Limits(FETCH_PIECES, functools.partial(_may_continue, entry), purpose)
+            await RangeFill(self._filler, entry, limits).run(first, end)
             return (entry.pages.bits >> first & (1 << end - first) - 1).bit_count()
         finally:
             self._catalog.leave(entry)
-
-    async def _few_in_flight(self, entry: Entry) -> None:
-        while entry.busy_pieces >= FETCH_PIECES and entry.inflight:
-            with contextlib.suppress(CacheFSError):
-                await asyncio.shield(next(iter(entry.inflight.values())))
-
-    def _claim_missing(self, entry: Entry, piece: PageRange, purpose: Purpose) -> None:
-        """Claims the pages of a piece, but for those that another caller has claimed."""
-        if entry.failed is not None:
-            raise entry.failed
-        for first, end in entry.pages.missing(*piece, entry.inflight_bits):
-            self._filler.claim(entry, first, end, background=True, cache_only=True, purpose=purpose)
 
     # ---- doubts ----
 
@@ -251,6 +234,13 @@ class TierServing:
             segment: Segment | None = self._segments.find(key, page)
             if segment is not None:
                 self._segments.drop(segment)
+
+
+def _may_continue(entry: Entry) -> bool:
+    """Returns True. Raises the error of the file."""
+    if entry.failed is not None:
+        raise entry.failed
+    return True
 
 
 def with_replicas(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import PageMap, PageRange, page_count, page_span, split
 from worker.cache.crowd import Crowd
 from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
+from worker.fill.range_fill import Limits, RangeFill
 from worker.fill.source import NotHere, Purpose
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.filesystem import reopen
@@ -240,34 +242,20 @@ class ReadService:
             self._context.tasks.start(self._complete(entry))
 
     async def _complete(self, entry: Entry) -> None:
-        """Piece by piece, while the cache takes it."""
+        """Fills the rest of the file, one piece at a time, as long as the cache has room."""
         entry.users += 1
+        limits = Limits(1, functools.partial(self._completes, entry), ends_on_refusal=True)
         try:
-            for _ in range(entry.page_count):
-                missing = next(entry.pages.missing(0, entry.page_count), None)
-                if missing is None or entry.failed is not None or entry.detached:
-                    return
-                page = missing[0]
-                if page not in entry.inflight and not self._claim_one_behind(entry):
-                    return
-                if (future := entry.inflight.get(page)) is not None:
-                    await asyncio.shield(future)
-                if not entry.pages.has(page):
-                    return  # the cache refused it
+            await RangeFill(self._filler, entry, limits).run(0, entry.page_count)
         except CacheFSError:
-            return  # logged by the fill; readers hear of it when they ask
+            return  # logged by the fill; readers get the error of their own fills
         finally:
             entry.completing = False
             self._catalog.leave(entry)
 
-    def _claim_one_behind(self, entry: Entry) -> bool:
-        claimed = entry.inflight_bits
-        run = next(entry.pages.missing(0, entry.page_count, claimed), None)
-        if run is None or not self._filler.background_room:
-            return False
-        first, end = next(split(*run, PIECE_PAGES))
-        self._filler.claim(entry, first, end, background=True, cache_only=True)
-        return True
+    def _completes(self, entry: Entry) -> bool:
+        is_wanted = entry.failed is None and not entry.detached
+        return is_wanted and self._filler.background_room
 
     # ---- whole files ----
 
