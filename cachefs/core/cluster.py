@@ -65,7 +65,7 @@ BATCH_LIMIT: Final = 1000  # items of any list in a call
 # 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more. Failures have a
 # body `Failure`: 404: not cached; 409: the receiver does not own the block in its view, whose
 # epoch is in EPOCH_HEADER; 410: Stale; 502: the origin failed; 503: too many requests; 507: no
-# room. A receiver whose view is older than `epoch` first gets the newest one from the master.
+# room. A receiver whose view is older than `epoch` first gets the newest one.
 DATA_PATH: Final = "/v1/data"
 CHECKSUMS_HEADER: Final = "X-CacheFS-Checksums"  # xxh3_64 of each page, 16 hex digits, ','
 ORIGIN_HEADER: Final = "X-CacheFS-Origin"  # base64 of msgpack of an `Origin`
@@ -95,8 +95,8 @@ class Register(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """Reply to Register. `namespace` is the master's; a worker that knew another one drops that
-    one's names. `store_run`: as in Greeted."""
+    """Reply to Register. A worker that knew another namespace drops its names. `store_run`: as in
+    Greeted."""
 
     namespace: NamespaceId
     view: View
@@ -120,8 +120,7 @@ class Heartbeat(Message, frozen=True):
 
 class Beaten(Message, frozen=True):
     """Reply to Heartbeat. `view`: set if the worker's is outdated. `known` False: the worker must
-    register again (the master restarted or gave it up). `draining`: it must hand over its
-    blocks."""
+    register again (the master restarted). `draining`: it must hand over its blocks."""
 
     view: View | None = None
     known: bool = True

@@ -466,9 +466,8 @@ class Vfs:
 
     # ---- the cache ----
     def _check_reused(self, inode: Inode) -> None:
-        """Detects an ino that now belongs to another file, after the server's metadata store was
-        rolled back. A directory keeps its nodeid, with another generation. To be called before the
-        inode and names are recorded."""
+        """Detects, before `inode` is recorded, that its ino belongs to another file: the server's
+        metadata store was rolled back. A directory keeps its nodeid, with another generation."""
         known = self._cache.inode(inode.ino) or self._files.pop_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not self._former:

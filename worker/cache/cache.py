@@ -33,9 +33,9 @@ from worker.fill.source import ConnectorFor, OriginSource, Source
 from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget, budget
 from worker.runtime.process_limits import available_memory
-from worker.tier.catalog import FreedCounts
 from worker.tier.config import WorkerConfig
 from worker.tier.contents import NodeParts
+from worker.tier.freed_counts import FreedCounts
 
 
 class Cache:

@@ -21,7 +21,6 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.tiers import MEMORY, TierSpec
-from cachefs.core.units import format_size
 from worker.cache.grants import TierView
 from worker.cache.handles import Handle
 from worker.cache.loads import TierLoading
@@ -38,19 +37,19 @@ from worker.fill.segments import Segments
 from worker.fill.source import Source
 from worker.fill.supply import Supply, make_supply
 from worker.runtime.clocks import Clocks
-from worker.runtime.memory import MemoryBudget
 from worker.runtime.process_limits import allow_many_descriptors
 from worker.runtime.threads import LoopCallbackQueue, Threads
 from worker.store.holds import Hold
 from worker.store.records import FileRecord
 from worker.tier.admission import Admission
-from worker.tier.catalog import Catalog, FreedCounts
+from worker.tier.catalog import Catalog
 from worker.tier.config import WorkerConfig
-from worker.tier.contents import Contents, NodeParts
+from worker.tier.contents import Contents, NodeParts, new_contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, take_directory
 from worker.tier.eviction_order import EvictionOrder
-from worker.tier.ledger import Ledger, allocation
+from worker.tier.freed_counts import FreedCounts
+from worker.tier.ledger import allocation
 from worker.tier.lost_writes import LostWrites
 from worker.tier.maintenance import Housekeeping
 from worker.tier.permission import EvictionPermission
@@ -178,7 +177,7 @@ class Tier:
         context = TierContext(
             config, setting.clocks, setting.metadata, shared.memory, shared.arrivals
         )
-        contents = _contents(config, disk, setting)
+        contents = new_contents(config, disk.directory, setting.clocks, shared)
         in_memory = disk.directory.in_memory
         supply = make_supply(config, source, wake, in_memory=in_memory)
         tier = cls(index, number, spec, context, disk, contents, supply, on_change)
@@ -476,31 +475,6 @@ class Tier:
         if committed:
             self.disk.directory.close(in_use=not ended)
         return ended and committed
-
-
-def _contents(config: WorkerConfig, disk: TierDisk, setting: TierSetting) -> Contents:
-    """Returns the accounts of a tier as its directory was left."""
-    shared = setting.shared
-    ledger = Ledger(
-        _limit_bytes(config, disk, shared.memory),
-        cached_bytes=disk.directory.cached_at_start_bytes,
-    )
-    order = config.order(owned_last=shared.is_owned is not None)
-    return Contents(ledger, order, setting.clocks, shared)
-
-
-def _limit_bytes(config: WorkerConfig, disk: TierDisk, memory: MemoryBudget) -> int:
-    """Returns the limit of the cache. A cache in memory respects the memory limit, too."""
-    if not disk.directory.in_memory:
-        return config.limit_bytes
-    limit_bytes = memory.take_tier(config.limit_bytes)
-    if limit_bytes < config.limit_bytes:
-        log.info(
-            "the cache is memory: it is limited to %s, as the memory limit is %s",
-            format_size(limit_bytes),
-            format_size(memory.limit_bytes),
-        )
-    return limit_bytes
 
 
 class _Wanted(NamedTuple):

@@ -13,21 +13,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
 from cachefs.core.pages import range_bytes
+from worker.fill.attempts import Attempts
+from worker.fill.changed_files import ChangedFiles
 from worker.fill.fetch import FailedAttempt, Piece, described, path_of
-from worker.fill.retry import pause_s
 from worker.fill.segment import Segment, make_file
 from worker.fill.segments import Segments
 from worker.fill.small.reads import SmallFile
 from worker.fill.source import NotHere, Purpose
 from worker.fill.stalls import SourceStuck, Stalls
 from worker.fill.supply import Supply
-from worker.fill.transfer import DiskFault, Transfer, make_cache_file, of_source
+from worker.fill.transfer import DiskFault, Transfer, make_cache_file
 from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Admission
@@ -67,7 +67,9 @@ class Filler:
         self._loop = asyncio.get_running_loop()
         self._background = 0
         self._pieces: set[Piece] = set()
+        self._changed = ChangedFiles(context, catalog)
         self._stalls = Stalls(context, supply)
+        self._attempts = Attempts(context, supply, self._stalls)
         self._running = self._stalls.running
         self._aborted = False
         self._on_piece_end: list[Callable[[Entry], None]] = []
@@ -172,7 +174,7 @@ class Filler:
         try:
             await self._into_cache_or_segments(piece, begun)
         except (Stale, NotFound) as err:
-            error = await self._catalog.changed(entry, err)
+            error = await self._changed.changed(entry, err)
             self._segments.drop_content([entry.key])
         except NotHere:
             pass  # each waiting reader now sends its request to all sources
@@ -296,7 +298,7 @@ class Filler:
 
     async def _into_cache(self, piece: Piece, begun: FailedAttempt | None) -> None:
         try:
-            await self._transfer_all(
+            await self._attempts.run(
                 piece,
                 piece.first,
                 piece.end,
@@ -434,7 +436,7 @@ class Filler:
             transfer.at_disk += 1
             transfer.run(self._supply.source, segment.fd, piece.purpose)
 
-        await self._transfer_all(
+        await self._attempts.run(
             piece,
             segment.first,
             segment.end,
@@ -449,60 +451,6 @@ class Filler:
         segment.ready_end = page + 1
         self._context.arrivals.came(piece.entry.origin)
         piece.settle(page)
-
-    # ---- transfers ----
-
-    async def _transfer_all(
-        self,
-        piece: Piece,
-        first: int,
-        end: int,
-        new_transfer: Callable[[int], Transfer],
-        run: Callable[[Transfer], object],
-        begun: FailedAttempt | None = None,
-    ) -> None:
-        """Runs transfers until the range is whole. Raises the error that ended the fill."""
-        deadline_s = self._context.config.origin_deadline_s
-        attempt, moved_at_s, stuck_s = 0, 0.0, 0.0
-        error: CacheFSError | None
-        while True:
-            if begun is not None:
-                transfer, error = begun.transfer, of_source(begun.error)
-                begun = None
-            else:
-                transfer = new_transfer(first)
-                transfer.limit_s = deadline_s - stuck_s
-                error = await self._transfer(piece, transfer, run)
-            if error is None or transfer.next_page == end:
-                return
-            if transfer.next_page > first or not attempt:
-                # Waiting for a thread does not count as time of the origin.
-                first, attempt, moved_at_s = transfer.next_page, 0, transfer.moved_s
-            stuck_s = time.monotonic() - moved_at_s
-            pause = pause_s(
-                error,
-                attempt=attempt,
-                stuck_s=stuck_s,
-                deadline_s=deadline_s,
-                jitter=self._context.clocks.jitter(),
-            )
-            if pause is None or not piece.unsettled:
-                raise error
-            attempt += 1
-            await asyncio.sleep(pause)
-
-    async def _transfer(
-        self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]
-    ) -> CacheFSError | None:
-        """Runs one request. Returns its error if that is the source's."""
-        self._stalls.began(transfer, piece)
-        try:
-            await self._supply.threads(piece).run(run, transfer)
-        except CacheFSError as err:
-            return of_source(err)
-        finally:
-            self._stalls.ended(transfer)
-        return None
 
     def abort(self) -> None:
         """Ends the requests in flight: their threads stop at the next chunk. Later results never

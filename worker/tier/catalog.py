@@ -14,12 +14,9 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from cachefs.core.errors import CacheFSError, Stale
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageMap
-from worker.runtime.tasks import within
 from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.holds import Hold
 from worker.store.lookup import LookupResult, lookup_content
@@ -30,24 +27,10 @@ from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
 from worker.tier.entry import Entry
 from worker.tier.entry_state import Event, State, Stories
+from worker.tier.freed_counts import FreedCounts
 from worker.tier.unlinked import UnlinkedOpenFiles
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class FreedCounts:
-    """`busy_files` of `files` were open: their bytes go when the last user closes them."""
-
-    files: int = 0
-    bytes: int = 0
-    busy_files: int = 0
-
-    def __iadd__(self, other: FreedCounts) -> FreedCounts:
-        self.files += other.files
-        self.bytes += other.bytes
-        self.busy_files += other.busy_files
-        return self
 
 
 class Catalog:
@@ -374,29 +357,6 @@ class Catalog:
         self._context.counters.freed_files += counts.files
         self._contents.room_changed.notify()
         return counts
-
-    async def changed(self, entry: Entry, error: CacheFSError) -> Stale:
-        """Handles another version at the origin, or none: notifies the master and drops what is
-        cached. Returns the error for every reader of a missing page."""
-        stale = Stale(
-            "the file changed at its origin" if isinstance(error, Stale) else error.cause,
-            path=entry.origin.path.decode(errors="replace"),
-        )
-        stale.__cause__ = error
-        if entry.failed is None:
-            entry.failed = stale
-            await self._report(entry)
-            with contextlib.suppress(OSError):
-                await self.drop([entry.key])
-        return stale
-
-    async def _report(self, entry: Entry) -> None:
-        content = entry.origin.content
-        try:
-            report = self._context.metadata(content.namespace).report_changed(content.ino)
-            await within(report, self._context.config.origin_deadline_s)
-        except (CacheFSError, TimeoutError) as err:
-            log.warning("%s: its change was not reported: %s", entry.origin.path, err)
 
     # ---- records ----
 

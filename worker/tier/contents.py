@@ -3,20 +3,26 @@ this module changes them; other modules read them. Owned by the loop."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachefs.core.policies import Rule
+from cachefs.core.units import format_size
 from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget
 from worker.runtime.tasks import Signal
 from worker.stats.arrivals import LastPageTimes
+from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
+from worker.tier.config import WorkerConfig
 from worker.tier.eviction_order import EvictionOrder
 from worker.tier.ledger import Ledger
 from worker.tier.quotas import Bounds, Charges, Quotas
 from worker.tier.rules import Rules
+
+log = logging.getLogger(__name__)
 
 IsOwned = Callable[[bytes, int, int], bool]
 
@@ -193,3 +199,26 @@ class Contents:
 
     def check_invariants(self) -> None:
         self.ledger.check_invariants()
+
+
+def new_contents(
+    config: WorkerConfig, directory: TierDirectory, clocks: Clocks, node: NodeParts
+) -> Contents:
+    """Returns the accounts of a tier as an earlier process left its directory."""
+    limit_bytes = config.limit_bytes
+    if directory.in_memory:
+        limit_bytes = _within_memory(limit_bytes, node.memory)
+    ledger = Ledger(limit_bytes, cached_bytes=directory.cached_at_start_bytes)
+    return Contents(ledger, config.order(owned_last=node.is_owned is not None), clocks, node)
+
+
+def _within_memory(limit_bytes: int, memory: MemoryBudget) -> int:
+    """Returns the limit of a cache in memory, which respects the memory limit, too."""
+    lowered_bytes = memory.take_tier(limit_bytes)
+    if lowered_bytes < limit_bytes:
+        log.info(
+            "the cache is memory: it is limited to %s, as the memory limit is %s",
+            format_size(lowered_bytes),
+            format_size(memory.limit_bytes),
+        )
+    return lowered_bytes
