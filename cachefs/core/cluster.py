@@ -156,8 +156,7 @@ class Greeting(Message, frozen=True):
 
 class Greeted(Message, frozen=True):
     """Reply to Greeting. `store_run`: drawn by the master at each start of its store; 0: an older
-    version. A node that sees another one distrusts its cached names: the store may be an old
-    copy."""
+    version. A node that sees another one distrusts its cached names."""
 
     namespace: NamespaceId
     version: str = ""
