@@ -1,0 +1,1 @@
+"""A process that keeps descriptors for others. It imports the standard library only."""
