@@ -164,7 +164,7 @@ def test_a_full_cache_disk_is_named(node: Node, tmp_path: Path, small_disk: Path
     source.mkdir()
     for number in range(8):
         (source / f"f{number}").write_bytes(body(number, 4 * MIB))
-    for number in range(100):
+    for number in range(2000):
         (source / f"new{number}").write_bytes(b"new")
     mountpoint = node.mount(
         f"file://{source}", "--cache-dir", small_disk / "cache", "--cache-size", "40MiB",
@@ -181,7 +181,7 @@ def test_a_full_cache_disk_is_named(node: Node, tmp_path: Path, small_disk: Path
     person.assert_shown("TIER_FULL", "free space on that disk")
     (small_disk / "other").unlink()
 
-    fresh = iter(range(100))
+    fresh = iter(range(2000))
 
     def is_well() -> bool:
         """A file that was never read is written to the disk again."""
