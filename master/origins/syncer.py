@@ -1,7 +1,7 @@
-"""Asks origins, in threads, and writes what they say into the store.
+"""The synchronization of the store with the origins: lists and stats in threads, and their writes.
 
-Owns the threads, the listings under way (one per directory) and the stats under way (one per name).
-All methods belong to one event loop. Who waits may be cancelled; the shared work goes on.
+Owns the threads, the listings in flight (one per directory) and the stats in flight (one per name).
+All methods belong to one event loop. Cancelling a waiter does not cancel the shared work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("cachefs.master")
 
 LISTING_THREADS: Final = 8
 STAT_THREADS: Final = 32
-WATCHED_THREADS: Final = 8  # of listings for a sync: who looks a name up waits for none of them
+WATCHED_THREADS: Final = 8  # for the listings of manual syncs: lookups never queue behind them
 ORPHANS_AT_ONCE: Final = 16
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
@@ -49,7 +49,7 @@ ORIGIN_DEADLINE_S: Final = 30.0
 
 
 class Listing:
-    """A listing of one directory under way, as those who wait for it see it."""
+    """The progress of one directory's listing: its waiters read it, the event loop updates it."""
 
     def __init__(self, directory: int, mount: Mount, started_at: float) -> None:
         self.directory = directory
@@ -59,15 +59,15 @@ class Listing:
         self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
         self.error: CacheFSError | None = None
         self.done = False
-        self.empty = False  # it is done and showed nothing
+        self.empty = False  # True once the listing ended without a name
         self._moved = asyncio.Event()
 
     def passed(self, name: bytes) -> bool:
-        """Is it decided whether `name` exists, and as what?"""
+        """Returns whether the store already holds the listing's result for `name`."""
         return self.safe_below is None or name + b"/" < self.safe_below
 
     async def progress(self, timeout_s: float) -> bool:
-        """Waits until the frontier moves or the listing ends; False when neither came in time."""
+        """Waits until the frontier moves or the listing ends; returns False after the timeout."""
         if self.done:
             return True
         try:
@@ -90,7 +90,7 @@ class Listing:
 
 
 class Syncer:
-    """The one that talks to origins."""
+    """The lists and stats of all mounts; concurrent callers share one request per name."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Syncer:
         wake: Callable[[], None],
         deadline_s: float = ORIGIN_DEADLINE_S,
     ) -> None:
-        """`wake` is called in the event loop after commits that may hold events. `deadline_s`: how
-        long callers wait for an answer of an origin."""
+        """`wake` is called in the event loop after commits that may hold events. `deadline_s`
+        limits how long a caller waits for a reply from an origin."""
         self.deadline_s = deadline_s
         self._store = store
         self._tree = tree
@@ -113,7 +113,7 @@ class Syncer:
         self._listings: dict[int, Listing] = {}
         self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
         self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
-        self._kept: set[int] = set()  # removed directories whose names somebody still counts
+        self._kept: set[int] = set()  # removed directories whose names a sync still counts
         self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
         self._watched = ThreadPoolExecutor(WATCHED_THREADS, "master-sync")
         self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
@@ -123,11 +123,11 @@ class Syncer:
     # ---- listings --------------------------------------------------------------------------------
 
     def listing(self, directory: int) -> Listing | None:
-        """The listing of this directory that is under way."""
+        """Returns the listing of this directory that is in flight."""
         return self._listings.get(directory)
 
     def list_directory(self, directory: int, place: Place) -> Listing:
-        """Starts a listing, or joins the one under way."""
+        """Starts a listing, or joins the one in flight."""
         listing = self._listings.get(directory)
         if listing is None or listing.mount is not place.mount:
             if self._stopping:
@@ -138,9 +138,8 @@ class Syncer:
         return listing
 
     async def list_anew(self, directory: int, place: Place, watcher: Watcher) -> Listing:
-        """Starts a listing once all that was asked about the directory before is answered, so that
-        no older answer is written after it. A directory that shows no names is not asked about by
-        itself."""
+        """Starts a listing after all earlier requests for the directory have ended, so that no
+        older reply is written after it. An empty listing does not trigger a stat of the directory."""
         if asked := [task for (parent, _), task in self._stats.items() if parent == directory]:
             await asyncio.wait(asked)
         while (running := self._listings.get(directory)) is not None:
@@ -153,7 +152,7 @@ class Syncer:
         return listing
 
     async def _drive(self, listing: Listing, place: Place, watcher: Watcher | None = None) -> None:
-        """Runs a listing in a thread and tells its waiters how it ended."""
+        """Runs a listing in a thread and reports its result to the waiters."""
         loop = asyncio.get_running_loop()
         watched = self.negatives.names(listing.directory)
         lister = Lister(self, loop, listing, place, watched, watcher)
@@ -182,8 +181,8 @@ class Syncer:
             listing.finish(error)
 
     def distrust_running(self, directory: int) -> None:
-        """A listing of this directory that is under way began too early to be believed: what comes
-        of it is asked again."""
+        """Detaches the directory's listing in flight, which started too early to be trusted; marks
+        the directory as not listed when the listing ends."""
         listing = self._listings.pop(directory, None)
         if listing is not None:
             self.spawn(self._distrust_after(listing))
@@ -194,7 +193,7 @@ class Syncer:
         await self._distrust(listing.directory)
 
     async def _look_at_directory(self, directory: int) -> None:
-        """Asks whether a directory that showed no names is there at all."""
+        """Checks with a stat whether a directory without names still exists at its origin."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             at = names.place(directory)
@@ -212,15 +211,15 @@ class Syncer:
     # ---- stats -----------------------------------------------------------------------------------
 
     async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
-        """What a name is now at the origin; None: not there. Raises the connector's errors."""
+        """Stats a name at its origin; returns None if it is absent. Raises connector errors."""
         return await self._shared((parent, name), place.mount, self._stat, parent, name, place)
 
     async def stat_anew(
         self, parent: int, name: bytes, place: Place
     ) -> tuple[Stored | None, Sequence[Change], bool]:
-        """As `stat`, by a question that was not asked before; also what it changed in the store,
-        and whether all names of the parent were known. Directories among what is gone are kept
-        until `release`."""
+        """Stats a name as `stat` does, but never joins a request in flight. Also returns the
+        changes in the store and whether the parent had been listed. The names below removed
+        directories are kept until `release`."""
         while (asked := self._stats.get((parent, name))) is not None:
             await asyncio.wait([asked])
         seen: list[tuple[Sequence[Change], bool]] = []
@@ -229,7 +228,7 @@ class Syncer:
         return stored, *seen[-1]
 
     async def stat_root(self, mount: Mount) -> Stored | None:
-        """The attributes of a mount's root, from its own origin. Raises the connector's errors."""
+        """Stats a mount's root at its origin. Raises the connector's errors."""
         return await self._shared((mount.root, b""), mount, self._stat_root, mount)
 
     async def _shared(
@@ -239,7 +238,7 @@ class Syncer:
         ask: Callable[[*Asked], Coroutine[Any, Any, Stored | None]],
         *about: *Asked,
     ) -> Stored | None:
-        """The answer of one question for all who ask it at the same time."""
+        """Returns the result of the request for `key`; concurrent callers share one request."""
         task = self._stats.get(key)
         if task is None:
             if self._stopping:
@@ -275,7 +274,7 @@ class Syncer:
         place: Place,
         seen: list[tuple[Sequence[Change], bool]] | None = None,
     ) -> Stored | None:
-        """`seen`: who wants to know what changed puts a list there."""
+        """Stats one name and writes the reply; appends the changes to `seen` if given."""
         asked_at = self._clock()
         entry = await self.ask(place.mount, place.of(name))
         self.stats_done += 1
@@ -303,12 +302,12 @@ class Syncer:
         return stored
 
     async def in_thread(self, work: Callable[[], None]) -> None:
-        """Work of a sync, in a thread of its own kind."""
+        """Runs a sync's work in the thread pool of the syncs."""
         await asyncio.get_running_loop().run_in_executor(self._watched, work)
 
     async def ask(self, mount: Mount, path: bytes) -> Entry | None:
-        """What a path is at the origin; nothing is written. None: not there. Raises the connector's
-        errors, DeadlineExceeded."""
+        """Stats a path at the origin and writes nothing; returns None if the path is absent. Raises
+        the connector's errors and DeadlineExceeded."""
         try:
             entry = await self._within_deadline(lambda: mount.connector.stat(path))
         except NotFound:
@@ -320,16 +319,16 @@ class Syncer:
         return entry
 
     async def check(self, mount: Mount) -> None:
-        """The connector's own check, in a thread."""
+        """Runs the check of the mount's connector in a thread."""
         await self.check_connector(mount.connector)
 
     async def check_connector(self, connector: Connector) -> None:
-        """The same of a connector that is in no mount yet."""
+        """Runs the check of a connector that may not belong to a mount yet."""
         await self._within_deadline(connector.check)
 
     async def _within_deadline(self, question: Callable[[], T]) -> T:
-        """Asks an origin in a thread. Raises DeadlineExceeded at the deadline; the thread ends
-        later, by the time-outs of its connector."""
+        """Runs a request to an origin in a thread. Raises DeadlineExceeded at the deadline. The
+        thread ends later, through the timeouts of its connector."""
         until_s = time.monotonic() + self.deadline_s
 
         def ask() -> T:
@@ -344,7 +343,7 @@ class Syncer:
             raise DeadlineExceeded(cause) from err
 
     def warn(self, place: Place, name: bytes, err: CacheFSError) -> None:
-        """One line in the log about an origin's error, now and then."""
+        """Logs an origin's error, at the limited rate of the mount's health."""
         text = f"{place.mount.shown(place.of(name))}: {err.code}: {err.one_line()}"
         if line := place.mount.health.warning(text, self._clock()):
             log.warning("%s", line)
@@ -352,7 +351,7 @@ class Syncer:
     # ---- removed directories ---------------------------------------------------------------------
 
     def directories_removed(self) -> None:
-        """Voids paths and deletes, in the background, what lay below."""
+        """Drops cached paths and deletes the orphaned names in the background."""
         self._tree.forget_paths()
         if not self._gardening and not self._stopping:
             self._gardening = True
@@ -377,23 +376,23 @@ class Syncer:
         return [ino for ino in found if ino not in self._kept]
 
     def keep(self, changes: Iterable[Change]) -> None:
-        """Called in the writer's thread: what lies below the directories that these remove is
-        deleted after `release` only."""
+        """Keeps the names below the directories that `changes` remove until `release`. Called in
+        the writer's thread."""
         self._kept.update(ino for _, ino in removed_directories(changes))
 
     def release(self, changes: Iterable[Change]) -> None:
-        """From any thread; `directories_removed` follows."""
+        """Ends `keep`. The caller, in any thread, then schedules `directories_removed`."""
         self._kept.difference_update(ino for _, ino in removed_directories(changes))
 
     # ---- life ------------------------------------------------------------------------------------
 
     async def write(self, function: Callable[[Transaction], T]) -> T:
-        """One typed write, durable when this returns."""
+        """Runs `function` in a write transaction, which is durable when this returns."""
         return await asyncio.wrap_future(transact(self._store, function))
 
     def spawn(self, work: Coroutine[Any, Any, T], mount: Mount | None = None) -> asyncio.Task[T]:
-        """A task that this object owns; what goes wrong in it unexpectedly is logged. `mount`: the
-        one whose origin it asks."""
+        """Starts a task that this object owns; its unexpected errors are logged. `mount` is the
+        mount to whose origin the task sends requests."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = mount
         task.add_done_callback(self._ended)
@@ -408,12 +407,12 @@ class Syncer:
             log.error("unexpected failure in the master", exc_info=err)
 
     async def finish_with(self, mount: Mount) -> None:
-        """Waits, a bounded time, until nothing asks the origin of a removed mount any more."""
+        """Waits, up to CLOSE_WAIT_S, until no task uses the origin of a removed mount."""
         if asking := [task for task, of in self._tasks.items() if of is mount]:
             await asyncio.wait(asking, timeout=CLOSE_WAIT_S)
 
     def is_held(self, directory: int) -> bool:
-        """Does it stay, whatever its origin says?"""
+        """Returns whether the mount table holds the directory, even if its origin lacks it."""
         return self._tree.is_held(directory)
 
     @property
@@ -429,8 +428,8 @@ class Syncer:
         return self._clock()
 
     async def close(self) -> None:
-        """Stops asking; waits a little for what is under way. A thread that hangs in a connector is
-        left behind: its writes are refused by the closed store."""
+        """Refuses new requests, waits up to CLOSE_WAIT_S for tasks, then cancels them. A thread
+        that hangs in a connector is abandoned: the closed store refuses its writes."""
         self._stopping = True
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
