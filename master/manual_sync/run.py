@@ -1,8 +1,8 @@
-"""One sync: a path, or the tree below it, compared with its origin.
+"""A sync: the comparison of a path, or of the tree below it, with its origin.
 
-Directories are compared by themselves, several at a time, the ones found last first, so that what
-waits is a list of names per level of depth. A real comparison is a listing like any other
-(`Syncer.list_anew`), whose changes are written, announced and also counted here; a dry run reads.
+Several directories are compared at a time, the ones found last first. The queue is therefore only
+one list of names per level. A real sync uses normal listings (`Syncer.list_anew`): their changes
+are written, announced and also counted here. A dry run only reads.
 All methods belong to one event loop.
 """
 
@@ -34,8 +34,9 @@ MISSING: Final = "no such file or directory"
 
 
 class Where(NamedTuple):
-    """A directory. `ino`: None where the namespace does not know it (in a dry run). `above`: the
-    directory it is in, None for one that stays whatever its origin says. `new`: it came now."""
+    """A directory to compare. `ino` is None if the store does not have it (in a dry run). `above`
+    is its parent, None for a directory that the mount table holds. `new`: this sync found the
+    directory as added."""
 
     place: Place
     ino: int | None
@@ -49,15 +50,15 @@ class Where(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Directories in a directory, which wait to be compared."""
+    """The subdirectories of one directory that are queued for comparison."""
 
     where: Where
     names: Subdirectories
 
 
 class Run:
-    """See the module. `turns` bounds the directories of all syncs together, `computing` is held by
-    the one of their threads that only computes."""
+    """A sync in progress. All syncs share `turns`, which limits the directories in flight, and
+    `computing`, the lock that lets only one of their threads compute at a time."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Run:
         self._down: Counter[Mount] = Counter()
 
     async def run(self) -> None:
-        """Compares all; what fails is in the report."""
+        """Compares the whole path or tree; failures are recorded in the report."""
         try:
             first = await self._start()
         except CacheFSError as err:
@@ -90,8 +91,8 @@ class Run:
     # ---- the path --------------------------------------------------------------------------------
 
     async def _start(self) -> Where | None:
-        """The directory to begin with; None where the path is none, which is compared then. What is
-        on the way there is asked for only where it is not known as a directory."""
+        """Returns the directory to start with. If the path is no directory, compares it and returns
+        None. A parent on the path is compared only if the store does not have it as a directory."""
         segments = self._report.path.split(b"/") if self._report.path else []
         with self._store.snapshot() as reader:
             where = Where(self._tree.directory(Names(reader), ROOT_INO), ROOT_INO)
@@ -116,9 +117,9 @@ class Run:
     async def _compare_name(
         self, above: Where, name: bytes, *, found: bool = False
     ) -> tuple[Kind | None, bool]:
-        """Compares one name, which is not held; what it is at the origin, and whether it came now.
-        Raises NotFound where it is neither there nor known. `found`: it was found as a directory,
-        and told."""
+        """Compares one name that is not held; returns its origin's kind and whether it is new.
+        `found`: the name was already found and reported as a directory. Raises NotFound if the name
+        is neither at the origin nor in the store."""
         if self._report.dry_run:
             kind, compared = await self._ask(above, name)
             return await self._judge(above, name, kind, compared, found=found)
@@ -130,14 +131,14 @@ class Run:
             self._syncer.directories_removed()
 
     async def _stat(self, above: Where, name: bytes) -> tuple[Kind | None, Compared]:
-        """Asks and writes; what is gone is to be released."""
+        """Stats a name and writes the result; the caller releases the removed directories."""
         assert above.ino is not None, "only a dry run is where the namespace knows nothing"
         stored, changes, was_listed = await self._syncer.stat_anew(above.ino, name, above.place)
         kind = None if stored is None else stored.inode.kind
         return kind, Compared(changes, was_listed=was_listed)
 
     async def _ask(self, above: Where, name: bytes) -> tuple[Kind | None, Compared]:
-        """Asks."""
+        """Stats a name and compares it with the store without writing."""
         entry = await self._syncer.ask(above.place.mount, above.place.of(name))
         kind = None if entry is None else entry.fingerprint.kind
         if above.ino is None:
@@ -150,7 +151,7 @@ class Run:
     async def _judge(
         self, above: Where, name: bytes, kind: Kind | None, compared: Compared, *, found: bool
     ) -> tuple[Kind | None, bool]:
-        """Tells what one name's comparison means."""
+        """Reports one name's comparison; returns its kind and whether it is new."""
         if kind is None and not compared.changes:
             raise NotFound(MISSING)
         changes = compared.changes
@@ -184,7 +185,7 @@ class Run:
         return self._syncer.spawn(self._look_into(where))
 
     def _next(self) -> Where | None:
-        """The next directory, as far as its name tells."""
+        """Returns the next queued directory; its ino is not yet looked up."""
         while self._levels and not self._report.ended:
             level = self._levels[-1]
             if (waiting := level.names.pop()) is None:
@@ -197,14 +198,14 @@ class Run:
         return None
 
     async def _look_into(self, where: Where) -> Level | None:
-        """Compares one directory; those in it, when they are to be compared too."""
+        """Compares one directory; returns its subdirectories if the sync is recursive."""
         async with self._turns:
             if self._report.ended:
                 return None
             try:
                 if where.above is not None and where.ino is None:
                     child = self._child(where.above, where.name, new=where.new)
-                    if child is None:  # it went since it was found
+                    if child is None:  # it was removed after it was found
                         return None
                     where = child
                 if self._down[where.place.mount] >= MAX_DOWN:
@@ -244,7 +245,7 @@ class Run:
         return Level(where, findings.subdirectories)
 
     async def _list(self, where: Where, watcher: Watcher) -> bool:
-        """Lists and writes. Did the origin show nothing?"""
+        """Lists a directory and writes the result; returns whether the listing was empty."""
         assert where.ino is not None, "only a dry run is where the namespace knows nothing"
         listing = await self._syncer.list_anew(where.ino, where.place, watcher)
         while not listing.done:
@@ -254,7 +255,7 @@ class Run:
         return listing.empty
 
     async def _preview(self, where: Where, watcher: Watcher) -> bool:
-        """Lists. Did the origin show nothing?"""
+        """Lists a directory without writing; returns whether the listing was empty."""
         mount = where.place.mount
         preview = Preview(
             self._store,
@@ -270,18 +271,18 @@ class Run:
         return preview.empty
 
     async def _is_there(self, where: Where) -> bool:
-        """Is a directory that showed no names there at all?"""
+        """Returns whether a directory without names still exists at the origin."""
         assert where.above is not None, "what is held is always there"
         try:
             kind, _ = await self._compare_name(where.above, where.name, found=True)
-        except NotFound:  # others saw before that it is gone
+        except NotFound:  # another request already recorded the removal
             kind = None
         return kind is Kind.DIRECTORY
 
     # ---- parts -----------------------------------------------------------------------------------
 
     def _known(self, above: Where, name: bytes) -> Where | None:
-        """A directory of the namespace."""
+        """Returns a directory of the namespace; None if the store has no such directory."""
         if above.ino is None:
             return None
         with self._store.snapshot() as reader:
@@ -295,11 +296,11 @@ class Run:
             return Where(self._tree.directory(names, ino), ino, above, name)
 
     def _child(self, above: Where, name: bytes, *, new: bool) -> Where | None:
-        """A directory that was found; None where the namespace does not have it, which a dry run
-        does not mind."""
+        """Returns a directory that was found at the origin. If the store lacks it: None in a real
+        sync, a directory without an ino in a dry run."""
         try:
             known = self._known(above, name)
-        except Stale:  # what is above went
+        except Stale:  # the parent was removed
             known = None
         if known is not None:
             return known if known.above is None else known._replace(new=new)
@@ -313,7 +314,7 @@ class Run:
             self._down[where.place.mount] += 1
 
     def _tell(self, found: Found) -> None:
-        """From any thread."""
+        """Adds to the report; may be called from any thread."""
         self._loop.call_soon_threadsafe(self._report.add, found)
 
     def _is_over(self) -> bool:
