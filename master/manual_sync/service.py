@@ -1,8 +1,8 @@
-"""The syncs of one namespace: those under way, and the newest ones that ended.
+"""The syncs of one namespace: the running ones and the newest ended ones.
 
-Bounded: so many at a time, so many directories at a time in all of them together, so many bytes of
-changes, of which the oldest lists make room. Nothing is durable: a master that is started again
-knows of none. All methods belong to one event loop.
+The number of running syncs, their total of directories in flight and the bytes of recorded changes
+are limited; lists of ended syncs are dropped first. Nothing is durable: a restart of the
+master loses all syncs. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from master.tree import Tree
 log = logging.getLogger("cachefs.master")
 
 MAX_RUNNING: Final = 16
-KEPT_SYNCS: Final = 64  # that ended
+KEPT_SYNCS: Final = 64  # ended ones
 KEPT_BYTES: Final = 48 << 20  # of changes
 MAX_PATH_BYTES: Final = 4096
 
 
 class Syncs:
-    """See the module, and `cachefs.core.services.SyncService`."""
+    """The running and ended syncs; implements `cachefs.core.services.SyncService`."""
 
     def __init__(
         self, store: Store, tree: Tree, syncer: Syncer, position: Callable[[], int]
     ) -> None:
-        """`position`: of the newest event."""
+        """`position` returns the position of the newest event."""
         self._store = store
         self._tree = tree
         self._syncer = syncer
@@ -49,12 +49,11 @@ class Syncs:
         self._kept_bytes = 0
         self._computing = threading.Lock()
         self._turns = asyncio.Semaphore(WATCHED_THREADS)
-        # Numbers go on behind those of a process before: nobody takes one sync for another.
+        # Starting at the wall time keeps sync numbers unique across restarts of the master.
         self._next = max(1, int(syncer.now))
 
     def start(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply:
-        """Begins one, in the background. Raises BadConfig (a path that cannot be), Throttled (too
-        many are under way)."""
+        """Starts a sync in the background. Raises BadConfig (impossible path) or Throttled."""
         path = normal(path)
         if len(path) > MAX_PATH_BYTES or not keys.visible_path(path):
             raise BadConfig("nothing can have this path", path=shown(path)[:300])
@@ -72,8 +71,8 @@ class Syncs:
         return SyncReply(report.shown(_now_s()))
 
     def get(self, sync: int, after: int, *, stop: bool) -> SyncReply:
-        """What one found so far. `stop`: it ends here; what is being listed just now is written
-        all the same. Raises NotFound."""
+        """Returns a sync's results so far. `stop` ends the sync, but its listings in flight are
+        still written. Raises NotFound."""
         report = self._reports.get(sync)
         if report is None:
             raise NotFound(
@@ -84,12 +83,12 @@ class Syncs:
         return SyncReply(report.shown(_now_s()), report.changes(after))
 
     def close(self) -> None:
-        """Ends all; who works for them sees that soon."""
+        """Ends all running syncs; their tasks and threads stop soon afterwards."""
         for report in [*self._tasks.values()]:
             self._end(report, STOPPED)
 
     def __len__(self) -> int:
-        """Those under way."""
+        """Returns the number of running syncs."""
         return len(self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -103,7 +102,7 @@ class Syncs:
     def _end(self, report: Report, state: str) -> None:
         if report.ended:
             return
-        # A master that closes has no position any more, and nobody who asks for it.
+        # A closing master has no event position, and no client can request it any more.
         report.end(state, _now_s(), 0 if self._syncer.stopping else self._position())
         log.info("%s", _line(report.shown(_now_s())))
         ended = [one for one in self._reports.values() if one.ended]
@@ -112,7 +111,8 @@ class Syncs:
             del self._reports[one.sync]
 
     def _room(self, size: int) -> bool:
-        """May so many bytes of changes more be kept? Lists of syncs that ended make room."""
+        """Reserves `size` bytes for changes, dropping the lists of ended syncs, oldest first, if
+        needed. Returns whether it succeeded."""
         while self._kept_bytes + size > KEPT_BYTES:
             oldest = next((r for r in self._reports.values() if r.ended and r.kept_bytes), None)
             if oldest is None:
