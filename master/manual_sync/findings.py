@@ -1,4 +1,4 @@
-"""What the comparison of one directory means, part by part, in the thread that compares."""
+"""The reported changes of one directory, derived part by part in the thread that compares."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from master.store.comparison import Compared
 from master.store.snapshot import Names
 from master.tree import join
 
-PAGE: Final = 1000  # names of a removed directory, of one snapshot
+PAGE: Final = 1000  # names of a removed directory, read per snapshot
 
 
 class Findings:
-    """Of one directory; a `master.origins.lister.Watcher`. `subdirectories` is whole when the
-    comparison ended; names that came now are marked in it."""
+    """The findings of one directory; a `master.origins.lister.Watcher`. `subdirectories` is
+    complete when the comparison has ended; new names are marked in it."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Findings:
         new: bool,
         passed_over: frozenset[bytes] | None,
     ) -> None:
-        """`path`: in the namespace. `tell` is called for each part. `over`: does nobody count any
-        more? `new`: the directory came now, with all that is in it. `passed_over`: directories
-        that are not collected, None for all."""
+        """`path` is the path in the namespace. `tell` receives each part. `over` returns whether
+        the sync has ended. `new`: the directory and all its names are added. `passed_over` names
+        the subdirectories not to collect; None collects no subdirectory."""
         self._store = store
         self._path = path
         self._tell = tell
@@ -80,7 +80,7 @@ def _all_added(compared: Compared) -> list[Difference]:
 
 
 def changes_in(path: bytes, differences: Sequence[Difference]) -> list[Change]:
-    """As they are shown, by path in the namespace."""
+    """Returns the differences as changes with paths in the namespace."""
     return [Change(d.kind, join(path, d.name), d.is_directory) for d in differences]
 
 
@@ -91,7 +91,7 @@ def tell_below(
     tell: Callable[[Found], None],
     over: Callable[[], bool],
 ) -> None:
-    """Everything known below the directories that are gone is gone too. Blocks."""
+    """Reports every stored name below the removed directories as removed. Blocks."""
     for name, ino in removed_directories(compared.changes):
         for page in _below(store, ino, join(path, name)):
             tell(counted(len(page), page))
@@ -100,7 +100,7 @@ def tell_below(
 
 
 def _below(store: Store, ino: int, path: bytes) -> Iterator[list[Change]]:
-    """All stored names below a directory, in pages."""
+    """Yields all stored names below a directory, in pages, as removed."""
     stack = [(ino, path, b"")]
     while stack:
         ino, path, after = stack.pop()
