@@ -1,1 +1,1 @@
-"""`cachefs sync`: names compared with their origin at an operator's request."""
+"""The manual syncs (`cachefs sync`): compare names with their origin for an operator."""

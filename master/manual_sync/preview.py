@@ -1,4 +1,4 @@
-"""The comparison of one directory with its origin that writes nothing. Blocks: for a thread."""
+"""The dry-run comparison of one directory with its origin; it blocks and runs in a thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STORED_AT_ONCE: Final = 4000
 
 
 class Preview:
-    """Of one directory. `ino`: None where the namespace does not know it. `over`: raises Stale when
-    it says that nobody wants to know any more."""
+    """The dry run of one directory. `ino` is None if the store does not have the directory. `over`
+    returns whether the sync has ended; the run then raises Stale."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class Preview:
         *,
         may_be_absent: bool,
     ) -> None:
-        """`computing`: of all previews, since threads that only compute, many at a time, would have
-        the interpreter by turns and let the event loop wait."""
+        """Shares the lock `computing` with all previews: several threads that compute at once
+        would hold the interpreter lock and delay the event loop."""
         self._store = store
         self._place = place
         self._ino = ino
@@ -43,10 +43,10 @@ class Preview:
         self._over = over
         self._computing = computing
         self._may_be_absent = may_be_absent
-        self.empty = True  # the origin showed nothing
+        self.empty = True  # the listing had no name
 
     def run(self) -> None:
-        """Raises the connector's errors, Stale when it is over."""
+        """Compares all pages. Raises the connector's errors, and Stale when the sync has ended."""
         pages, asked_at = Pages(), self._clock()
         for page in listed(self._place, may_be_absent=self._may_be_absent):
             if self._over():

@@ -1,5 +1,5 @@
-"""What one sync found so far, as it is shown: counts, the list of changes as far as it is kept, and
-how it ended. Pure: times are given. Nothing is counted after the end.
+"""The report of one sync: its counts, its list of changes up to a limit, and its final state.
+Pure: the caller passes the times. Nothing is counted after the end.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ RUNNING: Final = "running"
 DONE: Final = "done"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
-REPLY_BYTES: Final = 100 << 10  # of changes, well below what a frame may hold
+REPLY_BYTES: Final = 100 << 10  # of changes, well below the limit of a frame
 CHANGE_BYTES: Final = 130  # of memory, beside its path
 MAX_MESSAGE_CHARS: Final = 1000
 
 
 class Found(NamedTuple):
-    """A part of what was compared: counted where it is found, so that adding it takes no time."""
+    """A compared part, counted in the thread that found it so that the event loop only adds it."""
 
     names: int
     changes: Sequence[Change]
@@ -47,8 +47,8 @@ def _memory(changes: Sequence[Change]) -> int:
 
 
 class Report:
-    """Of one sync; `sync` is its number. `room` is asked before a change is kept: it takes so many
-    bytes of memory."""
+    """The report of one sync; `sync` is its number. `room(size)` is called before changes of
+    `size` bytes are kept; it returns whether they may be."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Report:
         return self.state != RUNNING
 
     def add(self, found: Found) -> None:
-        """What was compared; nothing after the end."""
+        """Adds a compared part; does nothing after the end."""
         if self.ended:
             return
         self.names += found.names
@@ -96,7 +96,7 @@ class Report:
             self._keep(found)
 
     def _keep(self, found: Found) -> None:
-        """The first ones are kept, without gaps: a place in the list stays one."""
+        """Keeps the first changes without gaps, so that an index in the list stays valid."""
         fitting = found.changes[: KEPT_CHANGES - len(self._changes)]
         self._full = len(fitting) < len(found.changes)
         size = _memory(fitting) if self._full else found.memory_bytes
@@ -106,7 +106,7 @@ class Report:
         self.kept_bytes += size
 
     def _some(self, changes: Sequence[Change]) -> tuple[Sequence[Change], int]:
-        """As many as there is room for, and what they take."""
+        """Returns the changes that fit into the reserved memory, and their size."""
         size = 0
         for place, change in enumerate(changes):
             one = _memory([change])
@@ -116,12 +116,12 @@ class Report:
         return changes, size
 
     def looked_into(self) -> None:
-        """One more directory was compared as a whole."""
+        """Counts a directory that was compared completely."""
         if not self.ended:
             self.directories += 1
 
     def failed(self, path: bytes, err: CacheFSError) -> None:
-        """Something could not be compared; the sync goes on, and will end as failed."""
+        """Records a failed comparison; the sync continues and ends as failed."""
         if self.ended:
             return
         self.errors += 1
@@ -130,20 +130,20 @@ class Report:
             self._message = f"{shown}: {_without_path(err)}"[:MAX_MESSAGE_CHARS]
 
     def end(self, state: str, now_s: float, seq: int) -> None:
-        """`state`: STOPPED, or DONE, which is FAILED where anything failed. `seq`: the position of
-        the newest event by then. The first end counts."""
+        """Ends the sync; later calls do nothing. `seq` is the position of the newest event. `state`
+        is STOPPED or DONE; DONE becomes FAILED if there were errors."""
         if not self.ended:
             self.state = FAILED if state == DONE and self.errors else state
             self._ended_s = now_s
             self._seq = seq
 
     def forget_changes(self) -> None:
-        """The list makes room for others; the counts stay."""
+        """Drops the list of changes to free memory; the counts stay."""
         self._changes = []
         self.kept_bytes = 0
 
     def changes(self, after: int) -> list[Change]:
-        """From a place in the list on, at most 500 and 100 KiB."""
+        """Returns changes from index `after` on, at most 500 and about 100 KiB."""
         found: list[Change] = []
         size = 0
         for change in self._changes[max(0, after) : max(0, after) + CHANGES_PER_REPLY]:
@@ -174,5 +174,5 @@ class Report:
 
 
 def _without_path(err: CacheFSError) -> str:
-    """The line of an error whose path is said already."""
+    """Returns the text of an error without its path."""
     return f"{err.cause}; {err.remedy}" if err.remedy else err.cause

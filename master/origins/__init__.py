@@ -1,1 +1,1 @@
-"""What the master knows of origins: listings, synchronization, origins that are unavailable."""
+"""The master's access to origins: listings, stats, synchronization, unavailable origins."""

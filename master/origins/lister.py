@@ -1,5 +1,5 @@
-"""One listing of a directory in its thread: fetches a page while the one before is being committed,
-and tells a watcher what the pages changed."""
+"""The listing of one directory in a thread: fetches a page while the previous page is committed.
+Reports the changes of each page to an optional watcher."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SORTED_PAGE: Final = 1000
 
 
 class Watcher(Protocol):
-    """Who is told what a listing found."""
+    """A receiver of the changes that a listing finds."""
 
     def saw(self, compared: Compared) -> None:
-        """Called in the listing's thread after each part was written, in order."""
+        """Called by the listing's thread for each part in order, in a real sync after its write."""
 
 
 class _Part(NamedTuple):
-    """A page that is being written, and the end of the listing where that is known."""
+    """A page whose write is in flight, and the end of the listing if it is known."""
 
     batch: Batch
     end: Batch | None
@@ -38,7 +38,7 @@ class _Part(NamedTuple):
 
 
 class Lister:
-    """One listing in its thread: fetches a page while the one before is being committed."""
+    """The listing of one directory; `run` is called in a thread."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class Lister:
         )
         self._pages = Pages()
         self._hidden = 0
-        self.empty = True  # no name was shown, none hidden
+        self.empty = True  # the listing had neither shown nor hidden names
 
     def run(self) -> None:
-        """Raises the connector's errors, Stale when the directory was removed meanwhile."""
+        """Lists and writes all pages. Raises the connector's errors, and Stale if the directory
+        or its source was removed during the listing."""
         written: _Part | None = None
         try:
             for page in listed(self._place, may_be_absent=self._may_be_absent):
@@ -81,12 +82,12 @@ class Lister:
         finally:
             if written is not None:
                 self._settle(written)
-        # The end is written when all before it is: what failed must not make a whole listing.
+        # The end is written last: a failed write must not leave a listing marked as complete.
         self._settle(self._write(*last))
 
     def _write(self, batch: Batch, end: Batch | None = None) -> _Part:
-        """Queues a page, and the end of the listing in the same transaction when all of the page
-        could be merged in it."""
+        """Queues the write of a page. The same transaction writes the listing's end if it could
+        merge the whole page."""
         listing, now, hidden = self._listing, self._syncer.now, self._hidden
         if self._syncer.stopping:
             raise InUse("the master is stopping")
@@ -120,11 +121,11 @@ class Lister:
             if (cut := merged[-1].resume_after) is None:
                 break
             part = self._write(batch.rest(cut), end)
-        if batch.safe_below is not None:  # the end is told by `finish`, when nobody can join it
+        if batch.safe_below is not None:  # `finish` reports the end, after the last join
             self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
 
     def _tell(self, merged: Merged) -> None:
-        """Clients first; who counts what lies below removed directories takes his time."""
+        """Wakes clients first: the watcher may need long to count names in removed directories."""
         self._loop.call_soon_threadsafe(self._syncer.wake)
         removed = merged.removed_directories
         if removed:
@@ -140,8 +141,8 @@ class Lister:
 
 
 def listed(place: Place, *, may_be_absent: bool) -> Iterator[Page]:
-    """Pages of a directory in order; none where it is not there at the origin and may be so (it is
-    held by a mount below it)."""
+    """Yields the pages of a directory in order. A directory that the origin lacks yields no page if
+    `may_be_absent` (a mount below holds it)."""
     try:
         yield from ordered_pages(place.mount.connector, place.path)
     except NotFound:
@@ -150,7 +151,7 @@ def listed(place: Place, *, may_be_absent: bool) -> Iterator[Page]:
 
 
 def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
-    """The listing in order, whatever the connector can do; an unordered one is held in memory."""
+    """Yields the pages of a listing in order; an unordered listing is sorted in memory."""
     if connector.capabilities.ordered_listings:
         yield from connector.list_dir(path)
         return

@@ -1,5 +1,5 @@
-"""Connectors of mounts that have no origin to ask: of directories that were made and hold no
-source, and of sources that cannot be opened now."""
+"""The connectors of mounts without a reachable origin: created directories that have no source,
+and sources that cannot be opened."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PLAIN: Final = Capabilities(
 
 
 class NullConnector:
-    """An origin without a name."""
+    """The connector of an empty origin."""
 
     @property
     def capabilities(self) -> Capabilities:
         return _PLAIN
 
     def check(self) -> None:
-        """It is always there."""
+        """Always succeeds."""
 
     def stat(self, path: bytes) -> Entry:
         if not path:
@@ -55,8 +55,7 @@ class NullConnector:
 
 
 class UnavailableConnector:
-    """A source whose connector could not be opened: every question fails as if it were down, so
-    that what is known of it is served."""
+    """The connector of an unopened source: it fails like a down origin; stored metadata is served."""
 
     def __init__(self, why: CacheFSError) -> None:
         self.why = why
