@@ -139,7 +139,7 @@ class Syncer:
 
     async def list_anew(self, directory: int, place: Place, watcher: Watcher) -> Listing:
         """Starts a listing after all earlier requests for the directory have ended, so that no
-        older reply is written after it. An empty listing does not trigger a stat of the directory."""
+        older reply is written after it. An empty listing triggers no stat of the directory."""
         if asked := [task for (parent, _), task in self._stats.items() if parent == directory]:
             await asyncio.wait(asked)
         while (running := self._listings.get(directory)) is not None:

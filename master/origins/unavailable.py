@@ -55,7 +55,7 @@ class NullConnector:
 
 
 class UnavailableConnector:
-    """The connector of an unopened source: it fails like a down origin; stored metadata is served."""
+    """The connector of an unopened source: fails like a down origin; stored metadata is served."""
 
     def __init__(self, why: CacheFSError) -> None:
         self.why = why
