@@ -1,7 +1,7 @@
 """Typed writes of the namespace: every change of names, with its inos, back pointers and events.
 
-Invariants: a dentry and its back pointer are written together; an ino is given once; what a client
-may have cached and what changed is in an event of the same transaction.
+Invariants: a dentry and its back pointer are written together. An ino is assigned once. Each change
+to a name that a client may have cached is in an event of the same transaction.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _TRIM_AT_ONCE: Final = 200
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """What a merge did. `resume_after`: the order key after which it is to be continued."""
+    """The result of a merge. `resume_after`: the order key after which the caller continues the
+    merge; None: the batch is done."""
 
     changed: int = 0
     removed_directories: int = 0
@@ -60,7 +61,7 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 class Transaction(Names):
-    """Reads and writes in one transaction of the engine; `finish` writes its bookkeeping."""
+    """Reads and writes in one transaction of the engine. `finish` writes counters and events."""
 
     __slots__ = ("_events", "_meta", "_removed_directories", "stat_changes", "writer")
 
@@ -73,15 +74,15 @@ class Transaction(Names):
         self._meta = meta
         self._events: list[tuple[int, bytes]] = []
         self._removed_directories = 0
-        self.stat_changes: Sequence[Change] = ()  # what the last `apply_stat` changed
+        self.stat_changes: Sequence[Change] = ()  # made by the last `apply_stat`
 
     @property
     def removed_directories(self) -> int:
-        """Directories that this transaction removed: paths below them are void."""
+        """The number of directories that this transaction removed."""
         return self._removed_directories
 
     def finish(self) -> None:
-        """Writes counters and events, when anything changed."""
+        """Writes counters and events if anything changed."""
         self._write_events()
         if self._meta != self.meta():
             self.writer.put(Table.META, [(META_KEY, encode(self._meta))])
@@ -91,8 +92,9 @@ class Transaction(Names):
     def merge(
         self, parent: int, batch: Batch, asked_at: float, now: float, watched: frozenset[bytes]
     ) -> Merged:
-        """Makes the stored names in the batch's range what the origin shows. New names are
-        announced where the directory was listed before, or when they are in `watched`."""
+        """Makes the stored names in the batch's range equal to the origin's, up to
+        `MAX_STORED_PER_MERGE` names. Announces new names if the directory was listed before or if
+        they are in `watched`. Raises Stale if the directory was removed."""
         if parent != ROOT_INO and self.place(parent) is None:
             raise Stale("the directory was removed while it was listed")
         events_before = len(self._events)
@@ -103,19 +105,19 @@ class Transaction(Names):
         return Merged(changed, self._removed_directories, cut, compared)
 
     def complete_listing(self, directory: int, listed_at: float, hidden: int) -> None:
-        """The whole directory was merged from a listing that began at `listed_at`."""
+        """Records that a whole listing, which began at `listed_at`, was merged."""
         old = self.directory(directory) or DirectoryState()
         self._count(hidden=hidden - old.hidden)
         self._put_directory(directory, DirectoryState(listed_at, True, hidden))
 
     def distrust_directory(self, directory: int) -> None:
-        """Keeps the names of a directory and forgets when it was listed."""
+        """Clears the time of a directory's listing and keeps its names."""
         old = self.directory(directory)
         if old is not None and old.listed_at:
             self._put_directory(directory, msgspec.structs.replace(old, listed_at=0.0))
 
     def forget_listing(self, directory: int) -> None:
-        """The directory was never listed."""
+        """Deletes the record of a directory's listing, as if it had never been listed."""
         old = self.directory(directory)
         if old is not None:
             self._count(hidden=-old.hidden)
@@ -129,8 +131,8 @@ class Transaction(Names):
     def apply_stat(
         self, parent: int, name: bytes, entry: Entry | None, asked_at: float, *, announce_new: bool
     ) -> Stored | None:
-        """Makes one name what the origin said of it (None: not there); returns it as stored. An
-        unchanged name gets the new time of checking, unless that is 0."""
+        """Applies the origin's reply about one name (None: not found) and returns the stored name.
+        An unchanged name gets the new time of checking, unless that is 0."""
         if parent != ROOT_INO and self.place(parent) is None:
             return None
         dir_key = order_key(name, True)
@@ -150,8 +152,8 @@ class Transaction(Names):
     def _apply_stat_of_held(
         self, parent: int, key: bytes, entry: Entry | None, asked_at: float
     ) -> Stored | None:
-        """A held name stays, whatever the origin says; of a directory above a root it may say the
-        attributes."""
+        """Returns a held name, which no origin removes. Updates only the attributes of a directory
+        above a root."""
         old = self.dentry(parent, key)
         assert old is not None, "what is held is there"
         if entry is None or entry.fingerprint.kind is not Kind.DIRECTORY:
@@ -159,7 +161,7 @@ class Transaction(Names):
         return old if self.mount(old.inode.ino) is not None else self.update(old, entry, asked_at)
 
     def update(self, old: Stored, entry: Entry, asked_at: float) -> Stored:
-        """New attributes of a directory that stays. Raises Stale when it is gone."""
+        """Updates the attributes of a directory. Raises Stale if it was removed."""
         place = self.place(old.inode.ino)
         if place is None:
             raise Stale("the directory is gone")
@@ -173,13 +175,13 @@ class Transaction(Names):
         return stored
 
     def _checked(self, parent: int, key: bytes, asked_at: float) -> None:
-        """An unchanged name was seen at the origin."""
+        """Records when an unchanged name was last seen at the origin."""
         old = self.dentry(parent, key)
         if old is not None and asked_at:
             self.put_dentry(parent, key, old._replace(checked_at=asked_at))
 
     def announce(self, parent: int, name: bytes) -> None:
-        """Tells clients to forget a name that may have changed."""
+        """Queues an event that makes clients invalidate a name."""
         self._events.append((parent, name))
 
     # ---- changes ---------------------------------------------------------------------------------
@@ -193,7 +195,8 @@ class Transaction(Names):
         *,
         announce: bool,
     ) -> None:
-        """Removals first, so that a file may take the name of a directory in one transaction."""
+        """Applies removals first, so that a file can replace a directory of the same name in one
+        transaction."""
         self._remove(parent, [c for c in changes if c.action is Action.REMOVE])
         kept = [c for c in changes if c.action is not Action.REMOVE]
         inodes = self._inodes(kept)
@@ -237,7 +240,7 @@ class Transaction(Names):
         return inodes
 
     def skip_inos(self) -> None:
-        """Leaves numbers out that a later state of this store may have given."""
+        """Skips inode numbers that a later state of this store may have assigned."""
         next_ino = numbers.skipped(self._meta.next_ino)
         self._meta = msgspec.structs.replace(self._meta, next_ino=next_ino)
 
@@ -258,7 +261,7 @@ class Transaction(Names):
         self.writer.put(Table.ORPHANS, [(ino_key(ino), b"")])
 
     def collect_orphan(self, ino: int) -> bool:
-        """Deletes some children of a removed directory; True when none is left."""
+        """Deletes some children of a removed directory. Returns whether none are left."""
         children = self.children(ino, b"", None, MAX_STORED_PER_MERGE)
         for _, child in children:
             if child.inode.kind is Kind.DIRECTORY:
@@ -278,8 +281,8 @@ class Transaction(Names):
         self.writer.put(Table.MOUNTS, [(ino_key(root), encode(record))])
 
     def check_source(self, directory: int, root: int, key: str) -> None:
-        """Raises Stale when a directory is no longer in the mount of that root and UFS: what its
-        origin said is of no use, and must never be taken for another's."""
+        """Raises Stale if a directory is no longer in the mount of that root and UFS. The caller
+        must then discard the reply, which is not from the directory's present source."""
         if self.source_of(directory) != (root, key):
             raise Stale("the source was removed, or another was put in its place")
 
@@ -290,7 +293,7 @@ class Transaction(Names):
         self.writer.delete(Table.HELD, [dentry_key(parent, key)])
 
     def insert_directory(self, parent: int, name: bytes) -> int:
-        """A directory that no origin showed yet; its ino."""
+        """Inserts a directory that no origin has listed yet. Returns its ino."""
         key = order_key(name, True)
         made = Change(Action.INSERT, key, Entry(name, Fingerprint(Kind.DIRECTORY)), None)
         self._apply(parent, [made], 0.0, frozenset(), announce=True)
@@ -299,7 +302,7 @@ class Transaction(Names):
         return stored.inode.ino
 
     def remove(self, parent: int, key: bytes) -> None:
-        """A name that is there goes, with what lies below it."""
+        """Removes a stored name and everything below it."""
         self._remove(parent, [Change(Action.REMOVE, key, None, self.dentry(parent, key))])
 
     def put_dentry(self, parent: int, key: bytes, stored: Stored) -> None:
@@ -307,7 +310,7 @@ class Transaction(Names):
         self.writer.put(Table.DENTRIES, [(dentry_key(parent, key), value)])
 
     def distrust(self, parent: int, key: bytes) -> None:
-        """Forgets when a name was checked."""
+        """Clears the time at which a name was checked."""
         stored = self.dentry(parent, key)
         if stored is not None:
             self.put_dentry(parent, key, stored._replace(checked_at=0.0))
@@ -317,9 +320,9 @@ class Transaction(Names):
     def put_policy(
         self, path: bytes, policy: Policy, *, other_names: bool = False, other_times: bool = False
     ) -> None:
-        """One that says nothing is deleted. Workers hear that policies changed; `other_names`: and
-        that names are good for other times than was said, all are to be asked for anew;
-        `other_times`: and that what they have cached may have other times to live, or quotas."""
+        """Stores the policy of a path, or deletes an empty one, and announces it to workers.
+        `other_names`: names are valid for other times, so workers invalidate all of them.
+        `other_times`: the TTLs or quotas of cached contents may have changed."""
         if policy.says_nothing:
             self.writer.delete(Table.POLICIES, [policy_key(path)])
         else:
@@ -353,7 +356,7 @@ class Transaction(Names):
         self._events = []
 
     def _trim(self, wanted_first: int) -> int:
-        """Deletes old events, a bounded number at a time; returns the first one kept."""
+        """Deletes at most `_TRIM_AT_ONCE` old events. Returns the number of the first one kept."""
         first = min(wanted_first, self._meta.first_seq + _TRIM_AT_ONCE)
         gone: Iterable[int] = range(self._meta.first_seq, first)
         self.writer.delete(Table.EVENTS, map(ino_key, gone))
@@ -361,7 +364,7 @@ class Transaction(Names):
 
 
 def _inos(changes: Iterable[Change]) -> list[bytes]:
-    """Keys of the inos that these changes end."""
+    """Returns the keys of the inos that these changes remove."""
     return [ino_key(c.stored.inode.ino) for c in changes if c.stored is not None]
 
 
@@ -378,8 +381,8 @@ def transact(store: Store, function: Callable[[Transaction], T]) -> Future[T]:
 
 
 def initialise(store: Store, namespace: NamespaceId, now_s: float = 0.0) -> Meta:
-    """The store's own record; makes it, and the root, in an empty store. In another one, a start at
-    wall time `now_s` leaves inode numbers out, see `master.state.numbers`."""
+    """Returns the store's `Meta` record. Creates the record and the root in an empty store. In any
+    other store, skips inode numbers (`master.state.numbers`); `now_s` is the wall time."""
 
     def run(writer: Writer) -> Meta:
         names = Names(writer)
