@@ -51,8 +51,7 @@ _TRIM_AT_ONCE: Final = 200
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """The result of a merge. `resume_after`: the order key after which the caller continues the
-    merge; None: the batch is done."""
+    """The result of a merge. `resume_after`: the order key to continue after; None: it is done."""
 
     changed: int = 0
     removed_directories: int = 0
@@ -78,7 +77,7 @@ class Transaction(Names):
 
     @property
     def removed_directories(self) -> int:
-        """The number of directories that this transaction removed."""
+        """The number of directories that were removed. Paths below them are no longer valid."""
         return self._removed_directories
 
     def finish(self) -> None:
@@ -195,8 +194,7 @@ class Transaction(Names):
         *,
         announce: bool,
     ) -> None:
-        """Applies removals first, so that a file can replace a directory of the same name in one
-        transaction."""
+        """Applies removals first, so that a file can replace a directory of the same name."""
         self._remove(parent, [c for c in changes if c.action is Action.REMOVE])
         kept = [c for c in changes if c.action is not Action.REMOVE]
         inodes = self._inodes(kept)
