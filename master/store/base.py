@@ -2,8 +2,8 @@
 
 Keys and values are bytes; each table is ordered by key. Reads happen in a snapshot that must live
 no longer than one page of a listing. Writes are functions that run in the engine's writer thread,
-many in one transaction: a function may be run again when the transaction that it shared failed, so
-it has no effect but on its `Writer`. What the bytes mean is `master.state.records`'s business.
+many in one transaction. The engine may run a function again when the transaction that it shared
+failed, so a function changes only its `Writer`. `master.state.records` defines the bytes.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ class Reader(Protocol):
     def scan(
         self, table: Table, after: bytes, below: bytes, limit: int, limit_bytes: int = 1 << 62
     ) -> list[tuple[bytes, bytes]]:
-        """Keys in (after, below) with their values, in order: at most `limit` of them, and no more
+        """Returns the keys in (after, below) and their values, in order. Stops at `limit` items, or
         once keys and values together reach `limit_bytes`."""
 
 
 class Writer(Reader, Protocol):
-    """A view that sees its own writes. All of them become durable together, or none."""
+    """A view that sees its own writes. Either all of them become durable or none."""
 
     def put(self, table: Table, items: Iterable[tuple[bytes, bytes]]) -> None: ...
 
     def delete(self, table: Table, keys: Iterable[bytes]) -> None:
-        """Keys that are not there are passed over."""
+        """Deletes rows; ignores keys that do not exist."""
 
 
 class Store(Protocol):
-    """An open engine. Thread-safe. `failure`: why the last commit failed; "" if it did not."""
+    """An open engine. Thread-safe. `failure`: the error of the last commit; "" if it succeeded."""
 
     failure: str
 
     def snapshot(self) -> AbstractContextManager[Reader]: ...
 
     def write(self, function: Callable[[Writer], T]) -> Future[T]:
-        """Queues a write; the future is done when it is durable. Blocks while the queue is full, so
-        an event loop awaits `wrap_future(store.write(…))` for single records only, and bulk writers
-        are threads. Raises InUse once the store is closed. The future fails with NoSpace where the
-        disk is full, else with what the function raised."""
+        """Queues a write; the future is done when the write is durable. Blocks while the queue is
+        full, so an event loop awaits `wrap_future(store.write(…))` for single records only; bulk
+        writers use threads. Raises InUse once the store is closed. The future fails with NoSpace if
+        the disk is full, else with the function's error."""
 
     def close(self) -> None:
-        """Commits what is queued and releases the files. Idempotent."""
+        """Commits the queued writes and releases the files. Idempotent."""
