@@ -36,7 +36,7 @@ class Clocks:
 
 
 class Runner:
-    """One job in this run of the master. The runner calls `handed` after it added parts to the
+    """A job in this run of the master. The runner calls `handed` after it added parts to the
     dispatcher, or cancelled them. `room` returns the total cache capacity in bytes, if known,
     `owners` the number of workers that own blocks."""
 
