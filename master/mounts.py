@@ -39,7 +39,7 @@ Lookup = Callable[[int, bytes], Awaitable[Found]]
 
 
 class MountTable:
-    """All sources of one namespace."""
+    """The sources of one namespace."""
 
     def __init__(
         self,
