@@ -72,7 +72,7 @@ from master.tree import Mount, Tree, join
 
 
 class Master:
-    """One namespace: a store, its mount table, and the origins below it."""
+    """A namespace: a store, its mount table, and the origins below it."""
 
     def __init__(
         self,
