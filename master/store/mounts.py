@@ -1,9 +1,9 @@
-"""The mount table in the store: how names are made for a source, and go with it.
+"""The mount table in the store: the names that adding and removing a source creates and removes.
 
-A root of the mount table is a dentry like others, *held*: no origin removes it. So are the
-directories above it. Its ino is new whenever another source begins or ends to show names there, so
-that no ino ever belongs to two sources; only the root of the namespace keeps its own. Roots below
-it, of other sources, keep theirs and move.
+A root of the mount table is a *held* dentry: no origin removes it. The directories above it are
+held too. A root gets a new ino whenever its source changes, so that no ino ever belongs to two
+sources. Only the root of the namespace keeps its ino. When a directory gets a new ino, the roots of
+other sources below it keep their inos and move to the new directory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ MAX_MOUNTS: Final = 1000
 
 
 class Added(msgspec.Struct, frozen=True):
-    """`root`: its ino. `parents`: (parent ino, name) of each name on the path."""
+    """An added mount. `root`: its ino. `parents`: (parent ino, name) of each name on the path."""
 
     root: int
     parents: list[tuple[int, bytes]]
 
 
 def add_mount(txn: Transaction, record: MountRecord) -> Added:
-    """Puts a source at `record.path`; what an origin has there is hidden. Raises NotADirectory (a
-    file on the way), InUse (another source is there), BadConfig (too many sources)."""
+    """Mounts a source at `record.path` and hides what an outer source has there. Raises
+    NotADirectory (the path leads through a file), InUse (a source is mounted there) and BadConfig
+    (too many sources)."""
     if len(txn.mounts()) >= MAX_MOUNTS:
         raise BadConfig(f"the mount table has {MAX_MOUNTS} sources, which is the limit")
     *above, last = record.path.split(b"/")
@@ -52,8 +53,8 @@ def add_mount(txn: Transaction, record: MountRecord) -> Added:
 
 
 def remove_mount(txn: Transaction, root: int) -> list[int]:
-    """Takes a source out. What lay there is void at once, and deleted later as orphans are. Returns
-    the directories whose origins have to be asked again. Raises NotFound."""
+    """Removes a source. Its names are invalid at once; the orphan collection deletes them later.
+    Returns the directories that the origin must list again. Raises NotFound."""
     if txn.mount(root) is None:
         raise NotFound("no source is there")
     txn.announce(*EVERYTHING)
@@ -74,8 +75,8 @@ def remove_mount(txn: Transaction, root: int) -> list[int]:
 
 
 def _let_go(txn: Transaction, directory: int) -> list[int]:
-    """Directories that were held for what is gone now are their origins' again: whether they exist
-    is to be asked. Returns their parents."""
+    """Releases the directories that were held only for a removed source: the origin decides again
+    whether they exist. Returns their parents, which the origin must list again."""
     asked = []
     while directory != ROOT_INO and txn.mount(directory) is None and not txn.held_below(directory):
         place = txn.place(directory)
@@ -91,7 +92,7 @@ def _let_go(txn: Transaction, directory: int) -> list[int]:
 
 
 def _held_directory(txn: Transaction, parent: int, name: bytes) -> int:
-    """A directory on the way to a root: as it is, or made."""
+    """Holds a directory above a root, and creates it if missing. Returns its ino."""
     key = order_key(name, True)
     stored = txn.dentry(parent, key)
     if stored is None:
@@ -123,7 +124,7 @@ def _make(txn: Transaction, parent: int, name: bytes) -> int:
 
 
 def _replace(txn: Transaction, parent: int, key: bytes) -> int:
-    """A new directory in place of one, with what is held below it and nothing else."""
+    """Replaces a directory by a new one that keeps only the held names. Returns the new ino."""
     old = txn.dentry(parent, key)
     assert old is not None, "only what is there is replaced"
     below = txn.held_below(old.inode.ino)
@@ -135,7 +136,7 @@ def _replace(txn: Transaction, parent: int, key: bytes) -> int:
 
 
 def _renew_root(txn: Transaction) -> None:
-    """Another source shows, or ends to show, names in the root of the namespace, which stays."""
+    """Invalidates the names in the namespace's root when its source changes. The root stays."""
     txn.announce(*EVERYTHING)
     txn.forget_listing(ROOT_INO)
     for key, child in txn.held_below(ROOT_INO).items():
@@ -144,7 +145,8 @@ def _renew_root(txn: Transaction) -> None:
 
 
 def _move(txn: Transaction, old: int, new: int, key: bytes, child: int) -> None:
-    """A held child goes to another directory: a root as it is, a directory above one anew."""
+    """Moves a held child to another directory. A root keeps its ino; a directory above a root is
+    created again."""
     stored = txn.dentry(old, key)
     assert stored is not None, "what is held is there"
     txn.unhold(old, key)
