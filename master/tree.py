@@ -24,7 +24,7 @@ MAX_DEPTH: Final = 4096
 
 @dataclass(slots=True, eq=False)
 class Mount:
-    """One root of the mount table: a UFS at a directory of the namespace."""
+    """A root of the mount table: a UFS at a directory of the namespace."""
 
     root: int
     record: MountRecord
