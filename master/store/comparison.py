@@ -1,5 +1,5 @@
-"""What an origin shows beside the names that are stored: reads only, in one snapshot or in the
-transaction that writes the difference.
+"""The comparison of an origin's listing with the stored names. It only reads, in one snapshot or in
+the transaction that writes the difference.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from master.store.snapshot import Names
 
 
 class Compared(NamedTuple):
-    """A part of a directory's listing, compared. `entries` and `late` (files from before the part,
-    decided now) are what the origin shows in it, without the roots of sources."""
+    """The comparison of a part of a directory's listing. `entries` and `late` (files from before
+    the part, decided now) are the origin's entries without the roots of sources."""
 
     changes: Sequence[Change] = ()
     entries: Sequence[tuple[bytes, Entry]] = ()
     late: Sequence[Entry] = ()
     upto: bytes | None = None  # all smaller order keys are compared; None: the whole directory
-    cut: bool = False  # the rest of the batch, behind `upto`, is still to be compared
+    cut: bool = False  # the rest of the batch, behind `upto`, is not compared yet
     was_listed: bool = False  # all names of the directory were known before
 
 
 def compare(
     names: Names, parent: int, batch: Batch, asked_at: float, now: float, limit: int
 ) -> Compared:
-    """A batch of a listing that began at `asked_at`, as far as `limit` stored names go."""
+    """Compares a batch of a listing that began at `asked_at` with at most `limit` stored names."""
     batch = _without_held(names, parent, batch)
     below = None if batch.upto is None else batch.upto + b"\0"
     stored = names.children(parent, batch.after, below, limit)
@@ -46,8 +46,8 @@ def compare(
 
 
 def _without_held(names: Names, parent: int, batch: Batch) -> Batch:
-    """The batch without what it says of held names: of a directory above a root it may say the
-    attributes, of a root nothing. `waiting` names keep what is stored under them."""
+    """Returns the batch without held names, except the attributes of directories above a root.
+    Adds the held keys to `waiting`, which keeps their stored names."""
     held = names.held_below(parent)
     if not held:
         return batch
@@ -68,7 +68,7 @@ def _without_held(names: Names, parent: int, batch: Batch) -> Batch:
 def _late_changes(
     names: Names, parent: int, batch: Batch, asked_at: float, now: float
 ) -> list[Change]:
-    """Changes of names from before the range."""
+    """Returns the changes of names from before the range."""
     changes = []
     for name in batch.dropped:
         old = names.dentry(parent, name)
@@ -89,8 +89,8 @@ def _late_changes(
 
 
 def compare_name(names: Names, parent: int, name: bytes, entry: Entry | None) -> list[Change]:
-    """What an origin's answer about one name (None: not there) changes; of a name that is not
-    held."""
+    """Returns the changes from an origin's reply about one name that is not held (None: not
+    found)."""
     right_key = None
     if entry is not None:
         right_key = order_key(name, entry.fingerprint.kind is Kind.DIRECTORY)
@@ -106,7 +106,7 @@ def compare_name(names: Names, parent: int, name: bytes, entry: Entry | None) ->
 
 
 def changes_of(key: bytes, entry: Entry, old: Stored | None) -> list[Change]:
-    """What an entry changes for what is stored under its order key."""
+    """Returns the changes that turn the name stored under an order key into `entry`."""
     if old is None:
         return [Change(Action.INSERT, key, entry, None)]
     action = merge.compare(old.inode, entry)
