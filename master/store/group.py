@@ -1,8 +1,8 @@
 """The writer thread of a store: takes queued functions, runs many in one transaction, commits once.
 
-Invariants: functions run in the order they were queued; a future is done only after the commit that
-holds its effect; a function that raises undoes nothing of its neighbours (the batch is aborted and
-each of its functions runs again in a transaction of its own).
+Invariants: functions run in the order they were queued. A future is done only after the commit of
+its write. A function that raises does not undo the others of its batch: the thread aborts the batch
+and runs each of its functions again in a separate transaction.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Job:
     def __init__(self, function: Callable[[Writer], Any]) -> None:
         self.function = function
         self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # who gives up waiting cancels no write
+        self.future.set_running_or_notify_cancel()  # a waiter cannot cancel the write
         self.result: Any = None
 
 
 class GroupCommit:
-    """One thread over `begin`, which opens a transaction that commits when its block ends well and
-    aborts when it raises."""
+    """The writer thread. `begin` opens a transaction that commits when its block ends and aborts
+    when the block raises."""
 
     def __init__(self, begin: Begin, name: str) -> None:
         self._begin = begin
@@ -57,7 +57,7 @@ class GroupCommit:
         return job.future
 
     def close(self) -> None:
-        """Runs what is queued, then ends the thread."""
+        """Runs the queued functions, then ends the thread."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -86,7 +86,7 @@ class GroupCommit:
     def _commit(self, batch: list[_Job]) -> None:
         try:
             self._transact(batch)
-        except BaseException as err:  # noqa: BLE001 -- handed to whoever waits for the future
+        except BaseException as err:  # noqa: BLE001 -- the future raises it
             if len(batch) == 1:
                 batch[0].future.set_exception(err)
                 return
