@@ -4,10 +4,10 @@
                   b"j" job (8 BE)                    -> msgpack map `JobRecord`
     JOB_PATHS     job (8 BE) place (8 BE)            -> a path or glob, as it was given
     JOB_FAILURES  job (8) round (4) b"n" place (8)   -> msgpack map `JobFailure`; places from 1 on
-                  job (8) round (4) b"p" digest (16) -> b"": a file of that path is among them
+                  job (8) round (4) b"p" digest (16) -> b"": the file of that path failed
 
-A job that is forgotten, and failures of an earlier round, are deleted some rows at a time; the
-record of a forgotten job goes last, so that a crash leaves nothing behind.
+Forgotten jobs and failures of earlier rounds are deleted some rows at a time. The record of a
+forgotten job is deleted last, so that the deletion continues after a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from master.store.base import Reader, Table, Writer
 
 NEXT_KEY: Final = b"next"
 ROWS_AT_ONCE: Final = 4000  # deleted in a transaction
-MOST_JOBS: Final = 10_000  # above what is kept
+MOST_JOBS: Final = 10_000  # more than the master keeps
 
 _PLACE: Final = struct.Struct(">QQ")
 _ROUND: Final = struct.Struct(">QI")
@@ -49,13 +49,13 @@ def _path_key(job: int, round_: int, path: bytes) -> bytes:
 
 
 def records(reader: Reader) -> list[JobRecord]:
-    """All, the oldest first. Raises BadConfig."""
+    """Returns all records, oldest first. Raises BadConfig."""
     found = reader.scan(Table.JOBS, b"j", b"k", MOST_JOBS)
     return [decode_record(value) for _, value in found]
 
 
 def paths(reader: Reader, job: int, first: int, limit: int) -> list[bytes]:
-    """Of a job's list, from a place on."""
+    """Returns up to `limit` paths of a job's list, starting at place `first`."""
     after = _PLACE.pack(job, first)[:-1] if not first else _PLACE.pack(job, first - 1)
     found = reader.scan(Table.JOB_PATHS, after, _PLACE.pack(job + 1, 0), limit)
     return [value for _, value in found]
@@ -64,7 +64,7 @@ def paths(reader: Reader, job: int, first: int, limit: int) -> list[bytes]:
 def failures(
     reader: Reader, job: int, round_: int, after: int, limit: int
 ) -> list[tuple[int, JobFailure]]:
-    """(place, failure) after a place."""
+    """Returns (place, failure) pairs of a round, after a place."""
     below = _failure_key(job, round_, (1 << 64) - 1)
     found = reader.scan(Table.JOB_FAILURES, _failure_key(job, round_, after), below, limit)
     return [(int.from_bytes(key[-8:], "big"), _decode_failure(value)) for key, value in found]
@@ -78,7 +78,7 @@ def has_failed(reader: Reader, job: int, round_: int, path: bytes) -> bool:
 
 
 def put_new(writer: Writer, record: JobRecord, first_paths: Sequence[bytes]) -> JobRecord:
-    """A new job; its record, with its number."""
+    """Stores a new job. Returns its record with the job's number."""
     value = writer.get(Table.JOBS, NEXT_KEY)
     job = 1 if value is None else int.from_bytes(value, "big")
     record = msgspec.structs.replace(record, job=job)
@@ -94,7 +94,7 @@ def put_paths(writer: Writer, job: int, first: int, more: Sequence[bytes]) -> No
 
 
 def put(writer: Writer, record: JobRecord, failed: Sequence[JobFailure]) -> None:
-    """A job as it is now, and files that failed since it was last put."""
+    """Stores a job's record and the files that failed since the last `put`."""
     writer.put(Table.JOBS, [(_job_key(record.job), encode_record(record))])
     if not failed:
         return
@@ -107,7 +107,8 @@ def put(writer: Writer, record: JobRecord, failed: Sequence[JobFailure]) -> None
 
 
 def last_place(reader: Reader, record: JobRecord) -> int:
-    """Of a job's failures; their count when none was deleted. `put` counts on from there."""
+    """Returns the last place of the failures in a job's round; `put` continues after it. It is
+    their count if none was deleted."""
     low, high = 0, 1 << 24
     while low < high:  # places are dense
         middle = (low + high + 1) // 2
@@ -120,8 +121,8 @@ def last_place(reader: Reader, record: JobRecord) -> int:
 
 
 def forget_some(writer: Writer, record: JobRecord) -> bool:
-    """Deletes some of what a forgotten job has, or what earlier rounds of another left; True when
-    nothing is left of it."""
+    """Deletes some rows of a forgotten job, or of earlier rounds of another job. Returns whether
+    none are left."""
     job = record.job
     first = _ROUND.pack(job, 0)[:-1]
     below = _ROUND.pack(job + 1, 0) if record.forgotten else _ROUND.pack(job, record.round)
@@ -136,7 +137,7 @@ def forget_some(writer: Writer, record: JobRecord) -> bool:
 
 
 def _delete(writer: Writer, table: Table, after: bytes, below: bytes) -> bool:
-    """Deletes rows of a range; True where some may be left."""
+    """Deletes rows of a range. Returns whether some may be left."""
     found = writer.scan(table, after, below, ROWS_AT_ONCE)
     writer.delete(table, [key for key, _ in found])
     return len(found) == ROWS_AT_ONCE
