@@ -1,7 +1,7 @@
 """A metadata store in one LMDB environment: durable commits, one writer, no server.
 
-Owns the directory it is given (0700) with `data.mdb`, `lock.mdb` and `owner.lock`; the last is held
-by flock for as long as the store is open, so that two servers never write one namespace.
+The store owns its directory (0700) with `data.mdb`, `lock.mdb` and `owner.lock`. It holds a flock
+on `owner.lock` as long as it is open, so that two servers never write one namespace.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class LmdbReader:
 
 class LmdbSnapshot(LmdbReader):
     """A reader for a `with` block, which ends its transaction. The binding frees the transaction's
-    slot in the table of readers (126) with the object alone, so the reference goes at the end: a
-    coroutine that waits keeps its snapshot in its frame."""
+    slot in the reader table (126 slots) only when the object is deleted. A waiting coroutine keeps
+    the snapshot in its frame, so `__exit__` deletes the reference."""
 
     def __enter__(self) -> Reader:
         return self
@@ -94,10 +94,10 @@ class LmdbWriter(LmdbReader):
 
 
 class LmdbStore:
-    """Opens or makes the environment in `directory`.
+    """The store in `directory`, which it creates if missing.
 
     Raises BadConfig (a network file system, no permission, damaged files), InUse (another server
-    has it), NoSpace.
+    has it open), NoSpace.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -117,7 +117,7 @@ class LmdbStore:
         self._writer = GroupCommit(self._begin, "metadata-writer")
 
     def snapshot(self) -> LmdbSnapshot:
-        """A read transaction; keep it short, its pages cannot be reused meanwhile."""
+        """Begins a read transaction. Keep it short: LMDB cannot reuse the pages that it sees."""
         try:
             return LmdbSnapshot(self._env.begin(), self._tables)
         except lmdb.Error as err:
@@ -152,11 +152,11 @@ def remove_store(directory: Path) -> None:
     try:
         directory.rmdir()
     except OSError:
-        pass  # somebody keeps other files there
+        pass  # the directory holds other files
 
 
 def file_system_magic(path: Path) -> int:
-    """`f_type` of the file system that holds `path`, 0 where it cannot be told."""
+    """Returns `f_type` of the file system that holds `path`, 0 if unknown."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(512)  # larger than any struct statfs
     if not hasattr(libc, "statfs") or libc.statfs(os.fsencode(path), buffer) != 0:
@@ -165,7 +165,7 @@ def file_system_magic(path: Path) -> int:
 
 
 def refuse_network(magic: int, directory: Path) -> None:
-    """Raises BadConfig where shared memory maps and locks are not one machine's own."""
+    """Raises BadConfig for a network file system: LMDB needs local memory maps and locks."""
     if (kind := NETWORK_MAGICS.get(magic)) is not None:
         raise BadConfig(
             f"the metadata store cannot be on a {kind} file system",
@@ -201,7 +201,7 @@ def _own(directory: Path) -> int:
 
 
 def _open_environment(directory: Path) -> lmdb.Environment:
-    """With the largest map that the address space allows (a `ulimit -v` may shrink it)."""
+    """Opens LMDB with the largest map that the address space allows (`ulimit -v` may limit it)."""
     map_bytes = MAP_BYTES
     while True:
         try:
