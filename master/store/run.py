@@ -1,7 +1,7 @@
-"""One run of a store: from its start to the end of the process that has it open.
+"""A run of a store: from its start to the end of the process that has it open.
 
-The store may be an earlier state of itself (see `master.state.numbers`). Nodes tell the runs of a
-store apart by a random number, which every greeting and every answer about events carries.
+The store may be restored to an earlier state (see `master.state.numbers`). Clients and workers
+distinguish the runs by a random number, which every greeting and every reply about events carries.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ RUN_BITS: Final = 63
 
 
 class StoreRun:
-    """Begins with the object. `number` is never 0. `on_set_back` is called in the event loop after
-    the store was found to be an earlier one."""
+    """The run that begins with this object. `number` is never 0. `set_back` calls `on_set_back` in
+    the event loop."""
 
     def __init__(self, store: Store, namespace: NamespaceId, now_s: float) -> None:
-        """Makes an empty store one of `namespace`; `now_s` is the wall time. Blocks for a commit.
-        Raises BadConfig, NoSpace."""
+        """Initialises an empty store for `namespace`; `now_s` is the wall time. Blocks until the
+        commit. Raises BadConfig, NoSpace."""
         self._store = store
         self.meta = initialise(store, namespace, now_s)
         self.number = _draw()
         self.on_set_back: Callable[[], None] = lambda: None
 
     async def set_back(self) -> None:
-        """A worker knows a later state of the store than this one, although the store was not
-        started since (the machine was set back with its memory): inode numbers jump, and nodes
-        hear of another run. Raises what the store does."""
+        """Skips inode numbers and starts another run. The master calls it when a worker knows a
+        later state of the store, although the store was not restarted (the machine and its memory
+        were restored). Raises the store's errors."""
         log.warning("the store is an earlier one than workers know: numbers of inodes jump")
         await asyncio.wrap_future(transact(self._store, _leave_numbers_out))
         self.number = _draw()
