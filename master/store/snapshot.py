@@ -28,11 +28,11 @@ from master.store.base import Reader, Table
 
 ABOVE_ALL: Final = b"\xff" * 9
 MAX_POLICIES: Final = 10_000
-MAX_HELD: Final = 1 << 20  # above what a mount table can have
+MAX_HELD: Final = 1 << 20  # more than a mount table can have
 
 
 class Names:
-    """Reads over a `Reader`; lives as long as it does."""
+    """Typed reads over a `Reader`, valid as long as the reader."""
 
     __slots__ = ("reader",)
 
@@ -40,12 +40,13 @@ class Names:
         self.reader = reader
 
     def meta(self) -> Meta | None:
-        """None in a store that was never initialised. Raises BadConfig for another format."""
+        """Returns the store's record, None before initialisation. Raises BadConfig for another
+        format."""
         value = self.reader.get(Table.META, META_KEY)
         return None if value is None else decode_meta(value)
 
     def child(self, parent: int, name: bytes) -> Stored | None:
-        """The name as it is stored; a directory wins over a file."""
+        """Returns the stored name; a directory takes precedence over a file."""
         key = ino_key(parent) + name
         value = self.reader.get(Table.DENTRIES, key + b"/")
         if value is None:
@@ -57,12 +58,12 @@ class Names:
         return None if value is None else decode_dentry(value)
 
     def place(self, ino: int) -> tuple[int, bytes] | None:
-        """(parent ino, order key) of an ino; None when it is gone."""
+        """Returns (parent ino, order key) of an ino; None if it was removed."""
         value = self.reader.get(Table.PARENTS, ino_key(ino))
         return None if value is None else split_dentry_key(value)
 
     def inode(self, ino: int) -> Stored | None:
-        """By ino; None when it was replaced or is gone."""
+        """Returns the dentry of an ino; None if it was replaced or removed."""
         place = self.place(ino)
         stored = None if place is None else self.dentry(*place)
         return stored if stored is not None and stored.inode.ino == ino else None
@@ -75,7 +76,7 @@ class Names:
     def raw_children(
         self, parent: int, after: bytes, below: bytes | None, limit: int, limit_bytes: int = 1 << 62
     ) -> list[tuple[bytes, bytes]]:
-        """Dentries (full key, value) with `after` < order key < `below` (None: to the end)."""
+        """Returns (full key, value) of dentries with `after` < order key < `below` (None: all)."""
         prefix = ino_key(parent)
         return self.reader.scan(
             Table.DENTRIES,
@@ -88,7 +89,7 @@ class Names:
     def children(
         self, parent: int, after: bytes, below: bytes | None, limit: int
     ) -> list[tuple[bytes, Stored]]:
-        """(order key, record) in order."""
+        """Returns (order key, record) pairs in order."""
         found = self.raw_children(parent, after, below, limit)
         return [(key[8:], decode_dentry(value)) for key, value in found]
 
@@ -97,7 +98,7 @@ class Names:
         return None if value is None else decode_directory(value)
 
     def mounts(self) -> list[tuple[int, MountRecord]]:
-        """(root ino, record)."""
+        """Returns (root ino, record) of each source."""
         found = self.reader.scan(Table.MOUNTS, b"", ABOVE_ALL, 1 << 20)
         return [(int.from_bytes(key, "big"), decode_mount(value)) for key, value in found]
 
@@ -106,7 +107,7 @@ class Names:
         return None if value is None else decode_mount(value)
 
     def held_below(self, parent: int) -> dict[bytes, int]:
-        """Order key -> ino of a directory's held children; there are few."""
+        """Returns order key -> ino of a directory's held children. They are few."""
         prefix = ino_key(parent)
         found = self.reader.scan(Table.HELD, prefix, prefix + ORDER_END, MAX_HELD)
         return {key[8:]: int.from_bytes(value, "big") for key, value in found}
@@ -115,18 +116,18 @@ class Names:
         return self.reader.get(Table.HELD, dentry_key(parent, order_key)) is not None
 
     def held(self) -> list[tuple[int, bytes, int]]:
-        """Every held dentry: (parent ino, order key, ino)."""
+        """Returns (parent ino, order key, ino) of every held dentry."""
         found = self.reader.scan(Table.HELD, b"", ABOVE_ALL, MAX_HELD)
         return [(*split_dentry_key(key), int.from_bytes(value, "big")) for key, value in found]
 
     def policies(self) -> dict[bytes, Policy]:
-        """All, by path."""
+        """Returns all policies by path."""
         found = self.reader.scan(Table.POLICIES, b"", ABOVE_ALL, MAX_POLICIES)
         return dict(decode_policy(value) for _, value in found)
 
     def source_of(self, directory: int) -> tuple[int, str]:
-        """(root ino, UFS key) of the mount that a directory lies in; the key is "" where no source
-        is. Raises Stale when the ino is gone."""
+        """Returns (root ino, UFS key) of the mount that holds a directory; the key is "" outside
+        all sources. Raises Stale if the ino was removed."""
         at = directory
         while (record := self.mount(at)) is None and at != ROOT_INO:
             above = self.place(at)
@@ -140,6 +141,6 @@ class Names:
         return [(int.from_bytes(key, "big"), decode_event(value)) for key, value in found]
 
     def orphans(self, limit: int) -> list[int]:
-        """Removed directories whose children are still to be deleted."""
+        """Returns removed directories whose children are not all deleted."""
         found = self.reader.scan(Table.ORPHANS, b"", ABOVE_ALL, limit)
         return [int.from_bytes(key, "big") for key, _ in found]
