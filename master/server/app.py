@@ -3,7 +3,7 @@
     POST /v1/call   msgpack of one `Call` -> msgpack of one `Answer`; a `Failure` with 4xx or 5xx
     /api/v1/…       JSON, see `cachefs.core.admin`
     GET /metrics    Prometheus
-    GET /healthz    200 while the event loop turns; asks for no token
+    GET /healthz    200 while the event loop turns; needs no token
 
 Translates errors into `Failure` (the wire edge). Bounded: connections' idle time, the size of calls
 and answers, calls in flight, the time of an answer.
@@ -61,18 +61,18 @@ from master.server.metrics import MasterCollector
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 2048  # calls; more are refused, not queued
-ANSWER_S: Final = 140.0  # a backstop: what an origin is asked for ends at its deadline
+ANSWER_S: Final = 140.0  # a backstop: requests to origins have their own deadlines
 MAX_LINE_BYTES: Final = 64 << 10  # of the first line and of a header
 IDLE_S: Final = 75.0  # of a connection
 BACKLOG: Final = 1024
-STOP_S: Final = 2.0  # for calls under way
+STOP_S: Final = 2.0  # for calls in progress
 
 METRICS_PATH: Final = "/metrics"
 _WAITING: Final = (c.GetEvents, c.GetView, c.Work)
 
 
 class MasterServer:
-    """One master on one address. The caller keeps `master` and closes it after `stop`."""
+    """One master on one address. The caller keeps `master`, and closes it after `stop`."""
 
     def __init__(
         self,
@@ -88,12 +88,11 @@ class MasterServer:
         lost_after_s: float = c.LOST_AFTER_S,
         certificate: dict[str, Any] | None = None,
     ) -> None:
-        """`listen`: host ("" = every address) and port (0: any free one). `authorize`: who asks, by
-        the `Authorization` header; raises AccessDenied. None: processes of this user and of root
-        may do everything, on loopback only. `open_connector`: of a source that an operator adds;
-        called in a thread. `peers`: asks workers, for the admin API. `certificate`: what the
-        server shows, for its status. Raises BadConfig.
-        """
+        """`listen`: host ("": every address) and port (0: any free one). `authorize` returns the
+        caller of an `Authorization` header or raises AccessDenied; None: processes of this user
+        and of root have all rights, on loopback only. `open_connector` opens a source that an
+        operator adds; it is called in a thread. `peers` sends requests to workers for the admin
+        API. `certificate` is shown in the status. Raises BadConfig."""
         if authorize is None:
             check_listen(listen[0], has_tokens=False)
         self._listen = listen
@@ -118,8 +117,8 @@ class MasterServer:
         )
 
     async def start(self) -> int:
-        """Binds and answers from here on; returns the port. Raises BadConfig where the address
-        cannot be had."""
+        """Binds the address, starts to answer, and returns the port. Raises BadConfig if the
+        address cannot be bound."""
         server = GuardedServer(
             self._handle, self._guard, keepalive_timeout=IDLE_S, max_line_size=MAX_LINE_BYTES
         )
@@ -140,7 +139,7 @@ class MasterServer:
         return bound
 
     async def stop(self) -> None:
-        """Ends long polls and walks, lets calls end, closes all connections. Idempotent."""
+        """Ends long polls and walks, waits for calls, closes all connections. Idempotent."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -155,12 +154,12 @@ class MasterServer:
 
     @property
     def in_flight(self) -> int:
-        """Calls that are being answered, without those that wait for news."""
+        """The number of calls in progress, without long polls."""
         return self._tally.in_flight
 
     @property
     def polls(self) -> int:
-        """Calls that wait for news."""
+        """The number of long polls."""
         return self._calls.queues()["polls"]
 
     # ---- requests ----
@@ -176,7 +175,7 @@ class MasterServer:
             return web.Response(status=err.status, text=err.one_line() + "\n")
 
     def _page(self, request: web.BaseRequest) -> web.Response:
-        """Raises RefusedRequest."""
+        """Returns a page of the API. Raises RefusedRequest."""
         self._guard.check_host(request)
         if request.path == ALIVE_PATH:
             return web.Response(text="ok\n")
@@ -203,13 +202,13 @@ class MasterServer:
             return self._failed(err)
         except struct.error as err:  # a number that no key of the store has
             return self._failed(ProtocolError(f"a number is out of range: {err}"))
-        except Exception as err:  # whatever it is, the caller gets an answer
+        except Exception as err:  # the caller gets a reply in any case
             log.error("a call failed", exc_info=err)
             return self._failed(CacheFSError(f"internal error: {type(err).__name__}"))
         return Answer(body=body, content_type=CALL_TYPE)
 
     async def _ask(self, call: c.Call, caller: Caller) -> Message:
-        """The answer, judged and counted; raises the typed errors."""
+        """Returns the reply to a call, and counts it. Raises the typed errors."""
         began = time.monotonic()
         answer = self._calls.answer_nowait(call, caller)
         if answer is None:
@@ -219,7 +218,7 @@ class MasterServer:
         return answer
 
     async def _answer_later(self, call: c.Call, caller: Caller) -> Message:
-        """Long polls are bounded by `Calls` itself."""
+        """Returns the reply of a call that must wait. `Calls` bounds long polls."""
         if isinstance(call, _WAITING):
             return await self._answer_in_time(call, caller)
         if self._tally.in_flight >= MAX_IN_FLIGHT:
@@ -231,7 +230,8 @@ class MasterServer:
             self._tally.in_flight -= 1
 
     async def _answer_in_time(self, call: c.Call, caller: Caller) -> Message:
-        """What is behind the answer goes on when the time is over: it can be asked again."""
+        """Returns the reply within the time limit. The work continues after it: the caller can
+        repeat the call."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._calls.answer(call, caller)
@@ -245,14 +245,14 @@ class MasterServer:
 
 
 class _Encoder:
-    """Encodes answers; that with a view, which all workers get, once."""
+    """The encoder of replies. It encodes the reply with a view, which all workers get, once."""
 
     def __init__(self) -> None:
         self._view: View | None = None
         self._beaten: dict[bool, bytes] = {}  # by `draining`
 
     def encode(self, answer: Message) -> bytes:
-        """Raises ProtocolError for what is too large."""
+        """Returns the encoded reply. Raises ProtocolError if it is too large."""
         if isinstance(answer, c.Beaten) and answer.view is not None:
             return self._with_view(answer, answer.view)
         body = c.encode(answer)

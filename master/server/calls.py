@@ -1,7 +1,8 @@
-"""Answers to calls: what each message of `cachefs.core.cluster` asks of the namespace and of the
-membership, and what a caller may ask.
+"""The replies to calls: what each message of `cachefs.core.cluster` requests from the namespace and
+the membership, and what each caller may request.
 
-Raises the typed errors; the HTTP edge makes failures of them. All methods belong to one event loop.
+Raises the typed errors; the HTTP edge translates them into failures. All methods belong to one
+event loop.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ T = TypeVar("T")
 MAX_POLLS: Final = 4096  # long polls at a time
 NOWAIT_AT_ONCE: Final = 100  # items of a batch before other calls have their turn
 MAX_ADDITIONS: Final = 8
-ORIGIN_AT_ONCE: Final = 64  # items of a batch that ask origins at a time
+ORIGIN_AT_ONCE: Final = 64  # items of a batch with requests to origins at a time
 
 
 class Namespace(Protocol):
-    """What calls need of `master.namespace.Master`."""
+    """The part of `master.namespace.Master` that calls use."""
 
     @property
     def namespace(self) -> NamespaceId: ...
@@ -94,7 +95,7 @@ OpenConnector = Callable[[UfsSpec], Connector]
 
 
 class Calls:
-    """One master's answers."""
+    """The replies of one master."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Calls:
         open_connector: OpenConnector,
         certificate: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`open_connector` blocks; it is called in a thread. `certificate`: for the status."""
+        """`open_connector` blocks and is called in a thread. `certificate`: for the status."""
         self.members = members
         self._master = master
         self._open_connector = open_connector
@@ -116,7 +117,7 @@ class Calls:
         master.load_jobs.follow(lambda: members.view)
 
     async def close(self) -> None:
-        """Ends walks and long polls; sources that are being added are added."""
+        """Ends walks and long polls; finishes adding sources."""
         await asyncio.gather(*self._additions, return_exceptions=True)
         await self._walks.close()
         self._master.load_jobs.release()
@@ -126,7 +127,7 @@ class Calls:
         return {"polls": self._waiting, "walks": len(self._walks)}
 
     def answer_nowait(self, call: c.Call, caller: Caller) -> m.Message | None:
-        """The answer to what can be answered at once, else None. Raises AccessDenied too."""
+        """Returns the reply to a call that needs no wait, else None. Raises AccessDenied too."""
         permit(caller, call)
         if caller.prefix:
             self._check_reach(call, caller)
@@ -134,7 +135,7 @@ class Calls:
         return None if now is None else now(self, call)
 
     async def answer(self, call: c.Call, caller: Caller) -> m.Message:
-        """The answer to what `answer_nowait` allowed and did not answer."""
+        """Returns the reply to a call that `answer_nowait` permitted and did not answer."""
         later = _LATER.get(type(call))
         if later is None:
             raise ProtocolError(f"{type(call).__name__} is no call of a master")
@@ -143,8 +144,8 @@ class Calls:
     # ---- what a caller may see -------------------------------------------------------------------
 
     def _check_reach(self, call: c.Call, caller: Caller) -> None:
-        """Every ino of the call lies at or below the caller's prefix; one that is gone is left to
-        the answer."""
+        """Raises AccessDenied unless every ino of the call lies at or below the caller's prefix.
+        Removed inos are left to the reply."""
         for ino in inos_of(call):
             if not self._sees(caller, ino, gone=True):
                 raise AccessDenied(f"inode {ino} is out of reach of this token")
@@ -156,7 +157,8 @@ class Calls:
             return gone
 
     def _in_reach(self, events: c.Events, caller: Caller) -> c.Events:
-        """Without the names that the caller must not see; its position goes on all the same."""
+        """Returns the events without the names that the caller must not see. The position advances
+        past them."""
         if not caller.prefix:
             return events
         seen = [self._seen(event, caller) for event in events.events]
@@ -277,8 +279,8 @@ class Calls:
         return c.Located(places)
 
     async def _list_next(self, call: c.ListNext, caller: Caller) -> m.Message:
-        """Done, and nothing is asked, where the names beside the file's directory are not the
-        caller's to list."""
+        """Lists the next directory. Does nothing if the caller must not list the names beside the
+        file's directory."""
         self._check_namespace(call.namespace)
         directory = self._master.path_of(call.ino).rpartition(b"/")[0]
         if caller.sees(directory.rpartition(b"/")[0]):
@@ -341,14 +343,14 @@ class Calls:
         return c.UfsFound(source)
 
     def _rows(self, caller: Caller) -> Iterable[c.UfsRow]:
-        """Sources of which the caller sees something."""
+        """Returns the sources of which the caller may see a part."""
         for row in self._master.ufs_rows():
             root = row.path.strip(b"/")
             if caller.sees(root) or not root or (caller.prefix + b"/").startswith(root + b"/"):
                 yield row
 
     async def _add_ufs(self, call: c.AddUfs, caller: Caller) -> m.Message:
-        """Cancelled: the work goes on, and the connector gets its owner."""
+        """Adds a source. Cancelled: the work continues, and the connector gets its owner."""
         if math.isnan(call.sync_interval_s):
             raise BadConfig("the sync interval is no number")
         if len(self._additions) >= MAX_ADDITIONS:
@@ -374,7 +376,7 @@ class Calls:
         return c.UfsTable(self._master.ufs_rows())
 
     async def _set_policy(self, call: m.SetPolicy, caller: Caller) -> m.Message:
-        """Cancelled: it may have happened, and can be said again."""
+        """Sets a policy. Cancelled: the policy may be set; the caller can repeat the call."""
         self._check_namespace(call.namespace)
         policy = await self._master.set_policy(call.path, call.policy, call.unset)
         log.info("policies of /%s were changed", _shown(call.path))
@@ -402,7 +404,7 @@ class Calls:
         )
 
     async def _sync(self, call: m.GetSync, caller: Caller) -> m.Message:
-        """A sync of a path that the caller must not see is none."""
+        """Returns a sync. A path that the caller must not see has none."""
         self._check_namespace(call.namespace)
         reply = await self._master.sync(call.sync, call.after, stop=False)
         if not caller.sees(reply.sync.path):
@@ -417,7 +419,7 @@ class Calls:
         return c.MasterStatusReply(self.status())
 
     def status(self) -> dict[str, Any]:
-        """Plain values for `cachefs status`."""
+        """Returns plain values for `cachefs status`."""
         view = self.members.view
         return {
             "version": cachefs.__version__,

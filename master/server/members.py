@@ -1,7 +1,7 @@
-"""The running membership: its record in the store, its clock, who waits for the next view.
+"""The running membership: its record in the store, its clock, and the waits for the next view.
 
-A view is shown to nobody before the record that holds it is durable. All methods belong to one
-event loop.
+No caller gets a view before the record that has it is durable. All methods belong to one event
+loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from master.store.base import Store, Table
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_S: Final = 50.0  # of a question for the next view
+MAX_WAIT_S: Final = 50.0  # of a wait for the next view
 
 
 async def _nothing() -> None:
@@ -37,8 +37,8 @@ async def _nothing() -> None:
 
 
 class Members:
-    """Opens what the last master left in `store`. `on_set_back` is awaited when a worker knows a
-    later state of the store, before anybody hears of it. Blocks for a read. Raises BadConfig."""
+    """Opens the membership that the last master left in `store`. Awaits `on_set_back` when a worker
+    knows a later state of the store, before any reply. Blocks for a read. Raises BadConfig."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Members:
             value = reader.get(Table.MEMBERS, RECORD_KEY)
         record = None if value is None else decode_record(value)
         self._membership = Membership(clock(), record, lost_after_s)
-        self.heartbeat_s = lost_after_s * HEARTBEAT_S / LOST_AFTER_S  # that workers are told
+        self.heartbeat_s = lost_after_s * HEARTBEAT_S / LOST_AFTER_S  # sent to the workers
         self._view = self._membership.view  # the last one that is durable
         self.unsettled_since_s = time.time() if self._view.before else 0.0  # wall; 0: settled
         self._decided = self._durable = 0  # changes of the record
@@ -64,12 +64,12 @@ class Members:
         self._ticks: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Time begins to pass for the workers: those that the last master knew have all of it."""
+        """Starts the clock of the workers: those that the last master knew have all of their time."""
         self._note(self._membership.handle(Tick(), self._clock()))
         self._ticks = asyncio.ensure_future(self._tick())
 
     async def close(self) -> None:
-        """Saves what was decided. Idempotent; those who wait for a view get the present one."""
+        """Saves all decisions. Idempotent. Waits for a view end with the present one."""
         ticks, self._ticks = self._ticks, None
         if ticks is not None:
             ticks.cancel()
@@ -91,13 +91,13 @@ class Members:
         return self._membership.counts()
 
     async def register(self, event: Register) -> View:
-        """The view that the worker begins with, as `handle` answers."""
+        """Returns the view that the worker begins with, as `handle` does."""
         await self.handle(event)
         return self._view
 
     async def handle(self, event: Event) -> View | Beaten | Done:
-        """The answer, once what it says is durable. Raises what `Membership.handle` does, and what
-        the store does (NoSpace, Unavailable): ask again."""
+        """Returns the reply once what it says is durable. Raises what `Membership.handle` does, and
+        what the store does (NoSpace, Unavailable): the worker repeats the call."""
         outcome = self._membership.handle(event, self._clock())
         self._note(outcome)
         self._is_set_back |= outcome.set_back
@@ -109,7 +109,7 @@ class Members:
         return outcome.answer
 
     async def later_view(self, after: int, wait_s: float) -> View:
-        """A view of a later epoch than `after`, or the present one when the wait is over."""
+        """Returns a view of a later epoch than `after`, or the present one at the end of the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(wait_s, MAX_WAIT_S))):
                 while self._view.epoch <= after and self._ticks is not None:
@@ -127,7 +127,7 @@ class Members:
             _log_view(self._membership.view)
 
     async def _save(self) -> None:
-        """Until all that was decided so far is durable."""
+        """Waits until all decisions so far are durable."""
         decided = self._decided
         while self._durable < decided:
             if self._saving is None:
@@ -169,7 +169,7 @@ class Members:
 
 
 def _tells_nothing(outcome: Outcome) -> bool:
-    """Does this answer say nothing that a crash could take back?"""
+    """Returns whether a reply has nothing that a crash could undo."""
     return isinstance(outcome.answer, Beaten) and outcome.answer.view is None
 
 

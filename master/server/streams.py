@@ -1,8 +1,8 @@
-"""Long polls for invalidations: those who wait at one position share one reader of the stream.
+"""Long polls for invalidations: polls at one position share one reader of the stream.
 
-The more of them wait, the longer a reader gathers events before it answers, so that a storm of
-changes costs a share of a core only. A reader ends when the last of them stops waiting. All methods
-belong to one event loop.
+The more polls wait, the longer a reader gathers events before it replies, so that a storm of
+changes costs a share of a core only. A reader ends with the last of its polls. All methods belong
+to one event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cachefs.core.messages import Invalidate
 
 MAX_WAIT_S: Final = 50.0
 EVENTS_AT_ONCE: Final = 200
-GATHER_S: Final = 0.25  # at most, and so much for each who waits:
+GATHER_S: Final = 0.25  # at most; per waiting poll:
 GATHER_EACH_S: Final = 0.0003
 
 
@@ -41,7 +41,7 @@ class EventPolls:
         return sum(reader.waiting for reader in self._readers.values())
 
     async def poll(self, after: int, wait_s: float) -> Events:
-        """What happened after a position (negative: from now on), none when the wait is over.
+        """Returns the events after a position (negative: from now on), none at the end of the wait.
         Raises PositionGone; Unavailable when the master ends."""
         if after < 0:
             after = self._source.position
@@ -52,7 +52,7 @@ class EventPolls:
         return await reader.wait(max(0.0, min(wait_s, MAX_WAIT_S)))
 
     async def close(self) -> None:
-        """Those who wait get Unavailable."""
+        """Ends all polls with Unavailable."""
         tasks = [reader.task for reader in self._readers.values()]
         for task in tasks:
             task.cancel()
@@ -64,7 +64,7 @@ class EventPolls:
 
 
 class _Reader:
-    """One position of the stream and how many wait there."""
+    """A position of the stream, and the number of polls that wait there."""
 
     def __init__(
         self, after: int, stream: AsyncIterator[Invalidate], ended: Callable[[_Reader], None]
@@ -83,7 +83,7 @@ class _Reader:
             self.waiting -= 1
             is_over = self.task.done()
             if not is_over and not self.waiting:
-                self._ended(self)  # who comes before the task has ended begins anew
+                self._ended(self)  # a poll before the task's end starts another reader
                 self.task.cancel()
         if not is_over:
             return Events([], self.after)
@@ -92,7 +92,7 @@ class _Reader:
         return self.task.result()
 
     async def _read(self, stream: AsyncIterator[Invalidate]) -> Events:
-        """The first event, however long that takes, and those that come soon behind it."""
+        """Returns the first event, whenever it occurs, and those soon after it."""
         events: list[Invalidate] = []
         step = asyncio.ensure_future(_step(stream))
         try:

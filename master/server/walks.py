@@ -1,7 +1,8 @@
-"""Walks under way: a batch a call, each from its own task; one that nobody goes on with ends.
+"""Walks of directories in progress: each call returns one batch of a walk, which a task prepares. A
+walk that no call continues ends.
 
-A cursor is the walk's random name and the number of the batch. The last batch is kept, so that a
-call whose answer was lost can be repeated. All methods belong to one event loop.
+A cursor is the walk's random name and the number of the batch. The last batch is kept: a call whose
+reply was lost can be repeated. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from cachefs.core.model import Inode
 MAX_WALKS: Final = 256
 IDLE_S: Final = 60.0
 FILES_AT_ONCE: Final = 2000
-GATHER_S: Final = 0.1  # so long a batch that has some files waits for more
-PATIENCE_S: Final = 20.0  # an empty batch is answered where the origin is that slow
+GATHER_S: Final = 0.1  # the wait of a batch with some files for more
+PATIENCE_S: Final = 20.0  # then an empty batch is returned: the origin is slow
 
 Files = list[tuple[bytes, Inode]]
 _CURSOR = struct.Struct(">16sQ")
 
 
 class Walks:
-    """At most `MAX_WALKS`, each for at most `IDLE_S` after its last call."""
+    """The walks: at most `MAX_WALKS`, each for at most `IDLE_S` after its last call."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,9 +47,9 @@ class Walks:
         limit: int = 0,
         unlisted: Collection[int] = (),
     ) -> Walked:
-        """The first batch of a walk whose batches have at most `limit` files (0: FILES_AT_ONCE).
-        `unlisted` grows with the walk; its size goes into each answer. Raises Throttled, and what
-        the walk raises."""
+        """Returns the first batch of a walk whose batches have at most `limit` files (0:
+        FILES_AT_ONCE). `unlisted` grows with the walk; its size is part of each reply. Raises
+        Throttled, and what the walk raises."""
         self._make_room()
         limit = min(limit, FILES_AT_ONCE) if limit > 0 else FILES_AT_ONCE
         walk, name = _Walk(ino, files, self._clock(), limit, unlisted), os.urandom(16)
@@ -61,8 +62,8 @@ class Walks:
                 self._end(name)
 
     async def go_on(self, ino: int, cursor: bytes) -> Walked:
-        """The next batch, or the last one again. Raises PositionGone for a walk that has ended or
-        is of another directory, and what the walk raises."""
+        """Returns the next batch, or the last one again. Raises PositionGone if the walk has ended
+        or is of another directory, and what the walk raises."""
         if len(cursor) != _CURSOR.size:
             raise PositionGone("not a cursor of a walk")
         name, step = _CURSOR.unpack(cursor)
@@ -72,7 +73,7 @@ class Walks:
         return await self._step(name, walk, step)
 
     def end_idle(self) -> None:
-        """Called once in `IDLE_S` while there are walks."""
+        """Ends idle walks. Called once in `IDLE_S` while there are walks."""
         self._sweep = None
         now = self._clock()
         for name, walk in [*self._walks.items()]:
@@ -114,7 +115,7 @@ class Walks:
 
 
 class _Walk:
-    """One walk: a task that keeps a batch ready."""
+    """A walk, and its task that keeps a batch ready."""
 
     def __init__(
         self,
@@ -138,12 +139,12 @@ class _Walk:
 
     @property
     def is_over(self) -> bool:
-        """Was the last batch taken?"""
+        """Returns whether the caller has taken the last batch."""
         return self._last[1]
 
     async def batch(self, step: int) -> tuple[Files, bool]:
-        """(files, whether these are the last). A failure comes after the files before it, as often
-        as it is asked for. Cancelled: nothing is taken."""
+        """Returns (files, whether these are the last). A failure follows the files before it, and
+        is raised at each repetition. Cancelled: nothing is taken."""
         async with self._lock:
             if step < self.step:
                 return self._last
@@ -179,7 +180,7 @@ class _Walk:
                 await self._stirred.wait()
 
     async def _wait(self, count: int, limit_s: float) -> None:
-        """Until so many files are there, the walk ended, or the time is over."""
+        """Waits until the batch has `limit` files, the walk ended, or the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while len(self._ready) < count and not self.task.done():

@@ -1,8 +1,8 @@
-"""The admin API's edge: from a request to its route, and from answers and errors to JSON.
+"""The edge of the admin API: from a request to its route, and from replies and errors to JSON.
 
-Browsers are kept out: a request that writes must say that its body is JSON, which no page of
-another site can without being asked for leave (and nobody gives it); and a server on loopback
-answers only to names of this machine, whatever name a page had resolved to it.
+Browsers are kept out. A request that writes must declare a JSON body: a page of another site needs
+a permission for that, which this server never gives. On loopback the server answers only requests
+for names of this machine: another site may have its name resolved to loopback.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from master.server.http import Answer, read_body, status_of
 
 log = logging.getLogger(__name__)
 
-MOST_REQUESTS: Final = 128  # at a time; some ask all workers, and take seconds
+MOST_REQUESTS: Final = 128  # at a time; some wait for all workers, and take seconds
 _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NEED_JSON: Final = ("POST", "PATCH", "PUT")
@@ -44,7 +44,7 @@ Authorize = Callable[[web.BaseRequest], Caller]
 
 
 class Refused(CacheFSError):
-    """A request that HTTP has a status of its own for."""
+    """A request with an HTTP status of its own."""
 
     code = "refused"
 
@@ -60,9 +60,9 @@ class Question(NamedTuple):
 
 
 class AdminApp:
-    """Answers what is below `API`. `backends`: of every namespace, the first is meant where none is
-    named. `authorize`: as `Guard.caller`. `on_loopback`: names of other machines are refused.
-    `on_failure`: told the code of each."""
+    """The handler of requests below `API`. `backends`: of every namespace; the first is the
+    default. `authorize`: as `Guard.caller`. `on_loopback`: requests for other host names are
+    refused. `on_failure(code)` is called for each failure."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AdminApp:
         self._in_flight = 0
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """The answer, whatever happens."""
+        """Returns the reply to a request; never raises."""
         self._in_flight += 1
         try:
             if self._in_flight > MOST_REQUESTS:
@@ -91,7 +91,7 @@ class AdminApp:
             return self._problem(err, status_of(err))
         except (struct.error, OverflowError) as err:
             return self._problem(ProtocolError(f"a number is out of range: {err}"), 400)
-        except Exception as err:  # whatever it is, the caller gets an answer
+        except Exception as err:  # the caller gets a reply in any case
             log.error("a request failed", exc_info=err)
             return self._problem(CacheFSError(f"internal error: {type(err).__name__}"), 500)
         finally:
@@ -113,7 +113,7 @@ class AdminApp:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         self._check_host(request)
         if request.rel_url.raw_path == a.OPENAPI_PATH and request.method in ("GET", "HEAD"):
-            return _json(openapi.text(), 200)  # says nothing of this cluster: no token is needed
+            return _json(openapi.text(), 200)  # has nothing of this cluster: no token is needed
         asked = _question(request)
         caller = self._caller(request)
         data = await self._body(request)
@@ -162,11 +162,12 @@ class AdminApp:
         return await read_body(request, a.MAX_BODY_BYTES)
 
 
-# ---- what was asked ------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 def _question(request: web.BaseRequest) -> Question:
-    """Raises NotFound; Refused for a method that the page does not have."""
+    """Returns the route of a request. Raises NotFound; Refused for a method that the page does not
+    have."""
     below = request.rel_url.raw_path.removeprefix(a.API)
     segments = [urllib.parse.unquote(part, errors="replace") for part in below.split("/")[1:]]
     if segments and not segments[-1]:
@@ -226,7 +227,7 @@ def _backend(backends: Sequence[Backend], namespace: str | None) -> Backend:
     raise NotFound("no such namespace here", remedy=f"GET {a.API} names them")
 
 
-# ---- what is answered ----------------------------------------------------------------------------
+# ---- replies -------------------------------------------------------------------------------------
 
 
 def _reply(found: Any) -> web.Response:

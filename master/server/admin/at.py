@@ -1,4 +1,4 @@
-"""What a request of the admin API is answered from: a namespace, who asks, and what was asked."""
+"""The parts of an admin API request: its namespace, its caller and its parameters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T", bound=m.Message)
 
 
 class Peers(Protocol):
-    """Whoever asks workers."""
+    """A sender of requests to workers."""
 
     async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
-        """One attempt; the caller bounds its time. Raises Unreachable, ProtocolError."""
+        """Sends one request; the caller bounds its time. Raises Unreachable, ProtocolError."""
 
 
 class Workers(Protocol):
-    """The workers of a namespace, as the master sees them."""
+    """The workers of a namespace in the master's view."""
 
     @property
     def view(self) -> View: ...
@@ -35,8 +35,8 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One namespace. `ask`: the answer to a call, as judged for its caller; raises the typed
-    errors. `peers`: None where workers cannot be asked from here."""
+    """One namespace. `ask` returns the reply to a call, with its caller's rights, or raises the
+    typed errors. `peers`: None if this server cannot reach workers."""
 
     namespace: NamespaceId
     ask: Callable[[c.Call, Caller], Awaitable[m.Message]]
@@ -61,7 +61,7 @@ class At:
         return self.backend.namespace
 
     async def ask(self, call: c.Call, kind: type[T]) -> T:
-        """The answer to a call of the asker. Raises the typed errors."""
+        """Returns the reply to a call by the caller of this request. Raises the typed errors."""
         answer = await self.backend.ask(call, self.caller)
         if isinstance(answer, m.Failure):
             raise m.error_of(answer)
@@ -71,7 +71,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that is not just 200."""
+    """A reply with another status than 200, or with headers."""
 
     answer: msgspec.Struct | None
     status: int
@@ -79,7 +79,7 @@ class Reply:
 
 
 def number(text: str | None) -> int:
-    """The `next` of lists that count. Raises BadConfig."""
+    """Returns the `next` of lists that count. Raises BadConfig."""
     if text is None:
         return 0
     if not text.isascii() or not text.isdigit() or len(text) > 18:
@@ -88,7 +88,7 @@ def number(text: str | None) -> int:
 
 
 def position(text: str | None) -> bytes:
-    """The `next` of walks. Raises BadConfig."""
+    """Returns the `next` of walks. Raises BadConfig."""
     try:
         return bytes.fromhex(text or "")
     except ValueError as err:

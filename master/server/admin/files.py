@@ -1,7 +1,7 @@
-"""The admin API's view of what is cached: of the files that the master knows, a batch at a time, it
-asks all workers what they have of them.
+"""The cached files in the admin API: for batches of the files that the master knows, it requests
+the cached pages from all workers.
 
-Workers that do not answer in time are left out, and named in the answer.
+The reply names the workers that did not reply in time; their pages are left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cachefs.core.placement import BLOCK_BYTES, Placement, block_count
 from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, no_peers, position
 
-ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that get requests
 LOST: Final = "lost"
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
-WORKER_S: Final = 10.0  # for an answer of a worker
-GO_ON_S: Final = 10.0  # then a sum is answered as far as it got
-AT_ONCE: Final = 32  # workers asked at a time
+WORKER_S: Final = 10.0  # for a worker's reply
+GO_ON_S: Final = 10.0  # then the reply has the sum so far
+AT_ONCE: Final = 32  # workers with a request at a time
 
 T = TypeVar("T", bound=m.Message)
 
@@ -38,7 +38,7 @@ class File(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """`next` None: these are the last."""
+    """A batch of files. `next` None: these are the last."""
 
     files: list[File]
     next: str | None
@@ -46,11 +46,11 @@ class Batch(NamedTuple):
 
 
 class Asked:
-    """The workers, as one request asks them. `silent`: ids of those that did not answer, which are
-    not asked again."""
+    """The workers during one request. `silent`: ids of workers that did not reply; they get no
+    further request."""
 
     def __init__(self, at: At) -> None:
-        """Raises ProtocolError where workers cannot be asked."""
+        """Raises ProtocolError if this server cannot reach workers."""
         if at.backend.peers is None:
             raise no_peers()
         self._peers = at.backend.peers
@@ -60,7 +60,7 @@ class Asked:
         self.silent = {id: "it is lost" for id, row in self._rows.items() if row.state == LOST}
 
     async def have(self, files: Sequence[File]) -> list[dict[str, int]]:
-        """For each file the bitmaps of its pages, by the id of the worker that has some."""
+        """Returns, for each file, the bitmaps of its cached pages by worker id."""
         found: list[dict[str, int]] = [{} for _ in files]
         for worker, had in await self._all(c.Have([one.content.key for one in files]), c.Had):
             for n, data in enumerate(had.pages[: len(files)]):
@@ -95,8 +95,9 @@ class Asked:
         return None
 
     def silent_owning(self) -> list[str]:
-        """Who did not answer, and why. Those of mounts alone are passed over: nobody else need
-        reach them. A caller with a path is told no cause: it may name a worker's address."""
+        """Returns the silent workers that own blocks, with the causes. Workers of mounts alone are
+        left out: only their node must reach them. A caller whose token has a path gets no cause:
+        it may contain a worker's address."""
         return [
             f"{id}: {'it does not answer' if self._hides_addresses else why}"
             for id, why in self.silent.items()
@@ -108,7 +109,7 @@ class Asked:
 
 
 async def _batch(at: At, path: bytes, next: str | None, limit: int) -> Batch:
-    """Raises NotFound; PositionGone for a `next` that is too old."""
+    """Returns the next batch. Raises NotFound; PositionGone for a `next` that is too old."""
     found = (await at.ask(m.Resolve(at.namespace, path), m.Found)).inode
     if found is None:
         raise NotFound("no such file or directory", path=shown(path))
@@ -125,7 +126,7 @@ async def _batch(at: At, path: bytes, next: str | None, limit: int) -> Batch:
 
 
 async def _batches(at: At, path: bytes, next: str | None) -> AsyncIterator[Batch]:
-    """As many as can be answered together."""
+    """Yields batches that are small enough for one request to the workers."""
     until = time.monotonic() + GO_ON_S
     while True:
         batch = await _batch(at, path, next, a.MAX_LIMIT)
@@ -150,7 +151,7 @@ async def show_usage(at: At) -> a.Usage:
 
 
 def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
-    """The bytes of the pages that any worker has."""
+    """Returns the bytes of the pages that any worker has."""
     bits = 0
     for one in bitmaps.values():
         bits |= one
@@ -160,7 +161,7 @@ def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
 
 
 async def free(at: At) -> a.Freed:
-    """On every worker that answers. Raises InUse for a path that is pinned."""
+    """Frees the files on every worker that replies. Raises InUse for a path that is pinned."""
     body: a.FreeRequest = at.body
     path = a.bytes_of(body.path)
     permit(at.caller, m.Free(at.namespace, path))
@@ -178,13 +179,13 @@ async def free(at: At) -> a.Freed:
 
 
 async def _not_pinned(at: At, files: list[File]) -> list[File]:
-    """Those that no path below pins."""
+    """Returns the files that no path below pins."""
     both = zip(files, await _rules(at, files), strict=True)
     return [file for file, rule in both if not rule.pinned]
 
 
 async def _rules(at: At, files: list[File]) -> list[Rule]:
-    """What policies say of each."""
+    """Returns the rule of each file."""
     call = c.RulesOf(at.namespace, [file.content.key for file in files])
     answer = await at.ask(call, c.Rules)
     return [answer.rules[place] for place in answer.places]
@@ -194,7 +195,8 @@ async def _rules(at: At, files: list[File]) -> list[Rule]:
 
 
 async def list_locations(at: At) -> a.Locations:
-    """Shows also a caller with a path the ids of workers, for the files that the caller sees."""
+    """Lists the locations of files. A caller whose token has a path gets worker ids too, for the
+    files that it may see."""
     asked = Asked(at)
     batch, items = await _located(at, asked)
     view = at.backend.workers.view
@@ -223,7 +225,7 @@ async def list_checks(at: At) -> a.Checks:
 
 
 def _misplaced(file: a.FileAt, block: a.BlockAt) -> a.Misplaced | None:
-    """Has each of its owners less than another one?"""
+    """Returns whether each owner of a file has fewer of its bytes than another worker."""
     counts = {one.worker: one.pages for one in block.cached}
     if not counts or not block.owners:
         return None
