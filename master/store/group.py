@@ -24,7 +24,7 @@ Begin = Callable[[], AbstractContextManager[Writer]]
 
 
 class _Job:
-    """One queued function, its future and, once it ran, its result."""
+    """A queued function, its future and, once it ran, its result."""
 
     __slots__ = ("function", "future", "result")
 

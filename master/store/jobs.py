@@ -107,8 +107,7 @@ def put(writer: Writer, record: JobRecord, failed: Sequence[JobFailure]) -> None
 
 
 def last_place(reader: Reader, record: JobRecord) -> int:
-    """Returns the last place of the failures in a job's round; `put` continues after it. It is
-    their count if none was deleted."""
+    """Returns the last place of the round's failures, which is their count if none was deleted."""
     low, high = 0, 1 << 24
     while low < high:  # places are dense
         middle = (low + high + 1) // 2

@@ -30,9 +30,8 @@ class Added(msgspec.Struct, frozen=True):
 
 
 def add_mount(txn: Transaction, record: MountRecord) -> Added:
-    """Mounts a source at `record.path` and hides what an outer source has there. Raises
-    NotADirectory (the path leads through a file), InUse (a source is mounted there) and BadConfig
-    (too many sources)."""
+    """Mounts a source at `record.path` and hides what an outer source has there. Raises InUse (a
+    source is mounted there), NotADirectory (a file on the path), BadConfig (too many sources)."""
     if len(txn.mounts()) >= MAX_MOUNTS:
         raise BadConfig(f"the mount table has {MAX_MOUNTS} sources, which is the limit")
     *above, last = record.path.split(b"/")
@@ -145,8 +144,7 @@ def _renew_root(txn: Transaction) -> None:
 
 
 def _move(txn: Transaction, old: int, new: int, key: bytes, child: int) -> None:
-    """Moves a held child to another directory. A root keeps its ino; a directory above a root is
-    created again."""
+    """Moves a held child. A root keeps its ino; a directory above a root is created again."""
     stored = txn.dentry(old, key)
     assert stored is not None, "what is held is there"
     txn.unhold(old, key)

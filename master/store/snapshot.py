@@ -40,8 +40,7 @@ class Names:
         self.reader = reader
 
     def meta(self) -> Meta | None:
-        """Returns the store's record, None before initialisation. Raises BadConfig for another
-        format."""
+        """Returns the record, None before initialisation. Raises BadConfig for another format."""
         value = self.reader.get(Table.META, META_KEY)
         return None if value is None else decode_meta(value)
 

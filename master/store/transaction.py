@@ -91,9 +91,8 @@ class Transaction(Names):
     def merge(
         self, parent: int, batch: Batch, asked_at: float, now: float, watched: frozenset[bytes]
     ) -> Merged:
-        """Makes the stored names in the batch's range equal to the origin's, up to
-        `MAX_STORED_PER_MERGE` names. Announces new names if the directory was listed before or if
-        they are in `watched`. Raises Stale if the directory was removed."""
+        """Merges the batch into the stored names. Announces new names if the directory was listed
+        before or if they are in `watched`. Raises Stale if the directory was removed."""
         if parent != ROOT_INO and self.place(parent) is None:
             raise Stale("the directory was removed while it was listed")
         events_before = len(self._events)
