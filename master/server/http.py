@@ -33,7 +33,7 @@ STATUS_OF: Final = {
 
 
 class Answer(web.Response):
-    """Gives its body up once it was sent: an idle connection keeps its last response."""
+    """A response without its body once it was sent: an idle connection keeps its last one."""
 
     async def write_eof(self, data: bytes = b"") -> None:
         await super().write_eof(data)
@@ -41,7 +41,7 @@ class Answer(web.Response):
 
 
 def status_of(err: CacheFSError) -> int:
-    """The HTTP status of a failure."""
+    """Returns the HTTP status of a failure."""
     if isinstance(err, RefusedRequest):
         return err.status
     known = STATUS_OF.get(err.code)

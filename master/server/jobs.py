@@ -21,14 +21,14 @@ class JobCalls:
         self._jobs = jobs
 
     async def answer(self, call: m.Message, caller: Caller) -> m.Message:
-        """Raises the typed errors."""
+        """Returns the reply to a call. Raises the typed errors."""
         return await _ANSWERS[type(call)](self, call, caller)
 
     async def work(self, call: c.Work) -> m.Message:
         return await self._jobs.work(call)
 
     def _check(self, job: int, caller: Caller) -> None:
-        """A job that the caller must not see is none."""
+        """Raises NotFound for a job that the caller must not see."""
         if not caller.sees(self._jobs.base_of(job)):
             raise NotFound(f"no job {job}", remedy="`cachefs jobs` lists them")
 

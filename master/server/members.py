@@ -64,7 +64,7 @@ class Members:
         self._ticks: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the clock of the workers: those that the last master knew have all of their time."""
+        """Starts the workers' clocks: those that the last master knew have all of their time."""
         self._note(self._membership.handle(Tick(), self._clock()))
         self._ticks = asyncio.ensure_future(self._tick())
 
@@ -109,7 +109,7 @@ class Members:
         return outcome.answer
 
     async def later_view(self, after: int, wait_s: float) -> View:
-        """Returns a view of a later epoch than `after`, or the present one at the end of the wait."""
+        """Returns a view of a later epoch than `after`, or the present one after the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(wait_s, MAX_WAIT_S))):
                 while self._view.epoch <= after and self._ticks is not None:

@@ -18,7 +18,7 @@ from master.server.call_metrics import CallMetrics
 
 
 class MasterCollector(Collector):
-    """`status` gives what `cachefs status` shows of the master (`Calls.status`)."""
+    """The collector of a master. `status` returns the values of `Calls.status`."""
 
     def __init__(self, status: Callable[[], dict[str, Any]], tally: CallMetrics) -> None:
         self._status = status

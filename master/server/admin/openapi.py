@@ -23,7 +23,7 @@ also in JSON; in a query they are encoded once more, as every value there. Bodie
 
 @functools.cache
 def page() -> dict[str, Any]:
-    """The document, OpenAPI 3.1."""
+    """Returns the document, OpenAPI 3.1."""
     bodies = [route.body for route in ROUTES if route.body is not None]
     answers = [kind for route in ROUTES for kind in route.answers.values() if kind is not None]
     kinds = [*dict.fromkeys([*bodies, *answers, a.Problem])]
@@ -46,7 +46,7 @@ def page() -> dict[str, Any]:
 
 
 def text() -> bytes:
-    """The page as it is served, and kept in docs/openapi.json."""
+    """Returns the page as it is served, and kept in docs/openapi.json."""
     return msgspec.json.format(msgspec.json.encode(page()), indent=2) + b"\n"
 
 

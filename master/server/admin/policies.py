@@ -13,7 +13,7 @@ async def show_policy(at: At) -> a.PolicyAt:
 
 
 async def change_policy(at: At) -> a.PolicyAt:
-    """Durable, and in force on every worker, when it is answered."""
+    """Sets policies, which are durable and in force on every worker at the reply."""
     path = a.bytes_of(at.query.path)
     body: a.PolicyChange = at.body
     await at.ask(m.SetPolicy(at.namespace, path, body.set, [*body.unset]), m.PolicySet)
@@ -21,7 +21,7 @@ async def change_policy(at: At) -> a.PolicyAt:
 
 
 async def unset_policies(at: At) -> a.PolicyAt:
-    """Nothing is said at the path any more."""
+    """Removes the policies of the path."""
     path = a.bytes_of(at.query.path)
     await at.ask(m.SetPolicy(at.namespace, path, Policy(), [*FIELDS]), m.PolicySet)
     return await _at(at, path)
@@ -52,7 +52,7 @@ async def quota_uses(at: At, path: bytes) -> list[a.QuotaUse]:
 
 
 def _used(at: At) -> dict[str, int]:
-    """By path, as people see it: on all workers, as of their last heartbeats."""
+    """Returns the used bytes by shown path, of all workers, as of their last heartbeats."""
     total: dict[str, int] = {}
     for row in at.backend.workers.rows():
         for where, size_bytes in row.facts.get("quota_used_bytes", {}).items():
