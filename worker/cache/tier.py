@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from worker.fill.supply import Supply, make_supply
 from worker.runtime.clocks import Clocks
 from worker.runtime.process_limits import allow_many_descriptors
 from worker.runtime.threads import LoopCallbackQueue, Threads
+from worker.store.filesystem import directory_identity
 from worker.store.holds import Hold
 from worker.store.records import FileRecord
 from worker.tier.admission import Admission
@@ -104,13 +104,18 @@ class Tier:
         self._supply = supply
         self._leftovers = UnlinkedOpenFiles(context, disk, contents)
         self._catalog = catalog = Catalog(context, disk, contents, self._leftovers)
-        permission = EvictionPermission(context, contents)
-        self._space = Admission(context, disk, contents, catalog, permission, self._leftovers)
+        self._permission = EvictionPermission(context, contents)
+        self._space = Admission(context, disk, contents, catalog, self._permission, self._leftovers)
         self._segments = Segments(context, disk, contents)
         self._filler = Filler(context, disk, contents, supply, catalog, self._space, self._segments)
-        self._provider = ReadService(
-            context, disk, catalog, self._space, self._segments, self._filler
-        )
+        self._promises = Promises(context, contents, catalog)
+        self._make_upkeep()
+        self._make_services()
+        self._closed = False
+
+    def _make_upkeep(self) -> None:
+        """Creates what runs until the tier's end."""
+        context, disk, contents, catalog = self.context, self.disk, self.contents, self._catalog
         self._watch = TierWatch(context, disk, contents, self._filler, self._service_changed)
         self.housekeeping = Housekeeping(
             context,
@@ -121,15 +126,25 @@ class Tier:
             self._leftovers,
             LostWrites(context, disk, catalog, self._watch),
         )
+        self.expirer = Expirer(
+            context, disk, contents, catalog, self._permission, self._segments, self.housekeeping
+        )
+
+    def _make_services(self) -> None:
+        """Creates what answers the cache's requests."""
+        context, disk, contents, catalog = self.context, self.disk, self.contents, self._catalog
+        self._provider = reads = ReadService(
+            context, disk, catalog, self._space, self._segments, self._filler
+        )
         self.opens = TierOpens(
-            context, disk, catalog, self._space, self._provider, self.housekeeping, self._watch
+            context, disk, catalog, self._space, reads, self.housekeeping, self._watch
         )
         self.loading = TierLoading(
             context,
             disk,
             contents,
             catalog,
-            permission,
+            self._permission,
             self._space,
             self.housekeeping,
             self._filler,
@@ -140,15 +155,10 @@ class Tier:
             contents,
             catalog,
             self._segments,
-            self._provider,
+            reads,
             self._filler,
             self.housekeeping,
         )
-        self.expirer = Expirer(
-            context, disk, contents, catalog, permission, self._segments, self.housekeeping
-        )
-        self._promises = Promises(context, contents, catalog)
-        self._closed = False
 
     @classmethod
     async def start(
@@ -482,12 +492,3 @@ class _Wanted(NamedTuple):
 
     key: bytes
     size: int
-
-
-def directory_identity(path: str) -> tuple[int, int] | None:
-    """Returns (st_dev, st_ino) of a directory; None when there is none. Blocks."""
-    try:
-        info = os.stat(path)
-    except OSError:
-        return None
-    return info.st_dev, info.st_ino

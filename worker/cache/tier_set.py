@@ -18,12 +18,13 @@ from typing import Any, Final, NamedTuple
 from cachefs.core.errors import BadConfig, CacheFSError, InUse
 from cachefs.core.tiers import TierSpec
 from worker.cache.grants import TierView
-from worker.cache.tier import Tier, TierSetting, directory_identity
+from worker.cache.tier import Tier, TierSetting
 from worker.cache.tier_source import OtherTier, TierSource
 from worker.cache.tiers_status import Row, counted
 from worker.fill.source import Source
 from worker.runtime.tasks import Tasks
 from worker.runtime.threads import LoopCallbackQueue, Threads
+from worker.store.filesystem import directory_identity
 from worker.tier.disk import TierDisk
 from worker.tier.guarded_reads import DiskReader
 

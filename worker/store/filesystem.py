@@ -95,3 +95,12 @@ def boot_id() -> bytes:
             return bytes.fromhex(file.read().strip().replace("-", ""))
     except (OSError, ValueError):
         return bytes(16)
+
+
+def directory_identity(path: str) -> tuple[int, int] | None:
+    """Returns (st_dev, st_ino) of a directory; None when there is none. Blocks."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
