@@ -15,7 +15,7 @@ from cachefs.core.messages import Found as Answer
 from cachefs.core.model import Inode, Kind
 from cachefs.core.policies import shown
 from master.jobs.job_context import JobContext
-from master.jobs.walk import Found, Fresh, OrderedWalk
+from master.jobs.walk import FreshPages, OrderedWalk, SelectedFiles
 from master.state.jobs import Job
 from master.state.window import Position
 from master.store import jobs as table
@@ -92,7 +92,7 @@ class Counter:
         elif found.inode.kind is not Kind.DIRECTORY:
             above, _, name = base.rpartition(b"/")
             if after != base:
-                self._add(index, selection, Found(0, above, [(name, found.inode)]))
+                self._add(index, selection, SelectedFiles(0, above, [(name, found.inode)]))
         else:
             await self._count_below(index, selection, found.inode, after)
         if selection.pattern is not None and not self._job.record.matched:
@@ -109,7 +109,7 @@ class Counter:
     async def _count_below(
         self, index: int, selection: Selection, inode: Inode, after: bytes
     ) -> None:
-        source = Fresh(self._ground.list_dir, self._ground.list_ahead)
+        source = FreshPages(self._ground.list_dir, self._ground.list_ahead)
         walk = OrderedWalk(self._ground.store, source, self._note)
         walk.begin(inode.ino, selection.base, after)
         try:
@@ -119,7 +119,7 @@ class Counter:
         except CacheFSError as err:
             self._note(selection.base, err)
 
-    def _add(self, index: int, selection: Selection, found: Found) -> None:
+    def _add(self, index: int, selection: Selection, found: SelectedFiles) -> None:
         head = found.path + b"/" if found.path else b""
         files = size = needed = 0
         for name, inode in found.files:

@@ -11,7 +11,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.globs import Selection, select
 from cachefs.core.model import Kind, Origin
 from master.jobs.job_context import JobContext
-from master.jobs.walk import Found, Known, OrderedWalk
+from master.jobs.walk import OrderedWalk, SelectedFiles, StoredPages
 from master.state.jobs import Job
 from master.state.window import Part, Position
 from master.store import jobs as table
@@ -89,9 +89,9 @@ class Feeder:
         if inode.kind is not Kind.DIRECTORY:
             above, _, name = base.rpartition(b"/")
             if after != base:
-                await self._take(index, selection, Found(directory, above, [(name, inode)]))
+                await self._take(index, selection, SelectedFiles(directory, above, [(name, inode)]))
             return
-        source = Known(self._ground.store, lambda: self._come(index))
+        source = StoredPages(self._ground.store, lambda: self._come(index))
         walk = OrderedWalk(self._ground.store, source, _passed_over)
         walk.begin(inode.ino, base, after)
         try:
@@ -110,7 +110,7 @@ class Feeder:
             return None
         return record.counted.path
 
-    async def _take(self, index: int, selection: Selection, found: Found) -> None:
+    async def _take(self, index: int, selection: Selection, found: SelectedFiles) -> None:
         files = found.files
         for start in range(0, len(files), FILES_AT_ONCE):
             while self._job.window.is_full:

@@ -1,8 +1,8 @@
 """A walk over the files below a path in the order of their whole paths, from any path on.
 
 Each directory is walked in the order of its order keys, and its subdirectories at their places. So
-a path is a position, even if earlier names change. There are two sources of pages. `Fresh` lists
-stale directories at the origin. `Known` reads the store, up to the position of another walk.
+a path is a position, even if earlier names change. There are two sources of pages. `FreshPages`
+lists stale directories at the origin. `StoredPages` reads the store, up to another walk's position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AHEAD: Final = 6  # directories listed ahead
 Entries = list[tuple[bytes, Inode]]  # order key, inode
 
 
-class Page(NamedTuple):
+class ChildrenPage(NamedTuple):
     """Children of a directory. `after`: the key to continue after, b"" at the end. `blocked`: more
     children may exist but must not be read yet."""
 
@@ -35,17 +35,17 @@ class Page(NamedTuple):
     blocked: bool = False
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """A source of directory pages, called by the walk."""
 
-    async def page(self, ino: int, path: bytes, after: bytes) -> Page:
+    async def page(self, ino: int, path: bytes, after: bytes) -> ChildrenPage:
         """Returns children after an order key, of the directory at a path."""
 
     def ahead(self, inos: Sequence[int]) -> None:
         """Announces the directories that the walk reads next."""
 
 
-class Fresh:
+class FreshPages:
     """Pages of fresh listings."""
 
     def __init__(
@@ -56,14 +56,14 @@ class Fresh:
         self._list_dir = list_dir
         self._ahead = ahead
 
-    async def page(self, ino: int, path: bytes, after: bytes) -> Page:
+    async def page(self, ino: int, path: bytes, after: bytes) -> ChildrenPage:
         await asyncio.sleep(0)
         listing = await self._list_dir(ino, after, LIST_LIMIT)
         entries = []
         for dentry in listing.entries:
             inode = decode_inode(dentry.inode)
             entries.append((order_key(dentry.name, inode.kind is Kind.DIRECTORY), inode))
-        return Page(entries, listing.next)
+        return ChildrenPage(entries, listing.next)
 
     def ahead(self, inos: Sequence[int]) -> None:
         for ino in inos:
@@ -73,7 +73,7 @@ class Fresh:
                 pass  # `page` raises it when the walk reads this directory
 
 
-class Known:
+class StoredPages:
     """Pages from the store. `come` returns the position of another walk, the path of a file;
     None: that walk has finished."""
 
@@ -81,7 +81,7 @@ class Known:
         self._store = store
         self._come = come
 
-    async def page(self, ino: int, path: bytes, after: bytes) -> Page:
+    async def page(self, ino: int, path: bytes, after: bytes) -> ChildrenPage:
         await asyncio.sleep(0)
         come = self._come()
         below = None if come is None else _below(path, come)
@@ -89,10 +89,10 @@ class Known:
             found = Names(reader).children(ino, after, below, LIST_LIMIT)
         entries = [(key, stored.inode) for key, stored in found]
         if len(found) == LIST_LIMIT:
-            return Page(entries, found[-1][0])
+            return ChildrenPage(entries, found[-1][0])
         if below is None:
-            return Page(entries, b"")
-        return Page(entries, found[-1][0] if found else after, blocked=True)
+            return ChildrenPage(entries, b"")
+        return ChildrenPage(entries, found[-1][0] if found else after, blocked=True)
 
     def ahead(self, inos: Sequence[int]) -> None:
         """Does nothing: the store needs no read-ahead."""
@@ -120,7 +120,7 @@ class _Level:
     at: int = 0
 
 
-class Found(NamedTuple):
+class SelectedFiles(NamedTuple):
     """Files of one directory, in order, by order key."""
 
     directory: int
@@ -135,7 +135,7 @@ class OrderedWalk:
     def __init__(
         self,
         store: Store,
-        source: Source,
+        source: PageSource,
         failed: Callable[[bytes, CacheFSError], None],
     ) -> None:
         self._store = store
@@ -162,7 +162,7 @@ class OrderedWalk:
                 self._stack.append(_Level(stored.inode.ino, join(level.path, segment)))
         self._stack[-1].after = name
 
-    async def next(self) -> Found | None:
+    async def next(self) -> SelectedFiles | None:
         """Returns more files, or None at the end. No files: call again after the other walk has
         moved. Raises the source's errors for the directory where the walk began."""
         while self._stack:
@@ -170,11 +170,11 @@ class OrderedWalk:
             if level.at < len(level.entries):
                 found = self._files(level)
                 if found:
-                    return Found(level.ino, level.path, found)
+                    return SelectedFiles(level.ino, level.path, found)
             elif level.ended:
                 self._stack.pop()
             elif await self._read(level):
-                return Found(level.ino, level.path, [])
+                return SelectedFiles(level.ino, level.path, [])
         return None
 
     def _files(self, level: _Level) -> Entries:
@@ -200,7 +200,7 @@ class OrderedWalk:
                 raise
             if not isinstance(err, NotFound | Stale | NotADirectory):
                 self._failed(level.path, err)
-            page = Page([], b"")
+            page = ChildrenPage([], b"")
         level.entries, level.at, level.after = page.entries, 0, page.after
         level.ended = not page.after and not page.blocked
         return page.blocked and not page.entries

@@ -12,7 +12,7 @@ import pytest
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Kind, UfsSpec
 from master.jobs import walk
-from master.jobs.walk import Fresh, Known, OrderedWalk, Source
+from master.jobs.walk import FreshPages, OrderedWalk, PageSource, StoredPages
 from master.namespace import Master
 from tests.services.memory import MemoryConnector
 
@@ -34,7 +34,7 @@ def tree(dice: random.Random) -> dict[bytes, bytes]:
     return files
 
 
-async def walked(master: Master, source: Source, base: bytes, after: bytes) -> list[bytes]:
+async def walked(master: Master, source: PageSource, base: bytes, after: bytes) -> list[bytes]:
     found = await master.resolve(base)
     assert found.inode is not None
     one = OrderedWalk(master.store, source, unexpected)
@@ -78,9 +78,9 @@ def test_a_walk_goes_on_behind_any_path(
     order = sorted(files)
 
     async def work(master: Master) -> None:
-        fresh = Fresh(master._directories.list_dir, master._directories.list_ahead)
+        fresh = FreshPages(master._directories.list_dir, master._directories.list_ahead)
         assert await walked(master, fresh, b"", b"") == order
-        known = Known(master.store, lambda: None)
+        known = StoredPages(master.store, lambda: None)
         places = [*order, b"a/zz/gone", b"b\x00", b"a-/b/nothing/here"]
         for after in dice.sample(places, min(len(places), 12)):
             rest = [path for path in order if path > after]
@@ -102,7 +102,7 @@ def test_a_walk_below_a_directory(tmp_path: Path, seed: int) -> None:
     inside = sorted(path for path in files if path.startswith(base + b"/"))
 
     async def work(master: Master) -> None:
-        fresh = Fresh(master._directories.list_dir, master._directories.list_ahead)
+        fresh = FreshPages(master._directories.list_dir, master._directories.list_ahead)
         assert await walked(master, fresh, base, b"") == inside
         after = dice.choice(inside)
         rest = [path for path in inside if path > after]
@@ -122,10 +122,10 @@ def test_a_known_walk_stays_behind_another(
     order = sorted(files)
 
     async def work(master: Master) -> None:
-        fresh = Fresh(master._directories.list_dir, master._directories.list_ahead)
+        fresh = FreshPages(master._directories.list_dir, master._directories.list_ahead)
         await walked(master, fresh, b"", b"")
         come: list[bytes | None] = [b""]
-        behind = OrderedWalk(master.store, Known(master.store, lambda: come[0]), unexpected)
+        behind = OrderedWalk(master.store, StoredPages(master.store, lambda: come[0]), unexpected)
         behind.begin(1, b"", b"")
         got: list[bytes] = []
         stops: list[bytes | None] = [*sorted(dice.sample(order, min(len(order), 6))), None]

@@ -464,13 +464,13 @@ class WorkerServer:
 
     def _tick(self) -> None:
         self._is_ticking = False
-        self.migrate(mv.Tick())
+        self.migrate(mv.TimePassed())
 
     def _offered(self, offer: c.Offer) -> object:
         answer, *rest = self._decide(mv.OfferReceived(offer))
         for action in rest:
             self._act(action)
-        assert isinstance(answer, mv.Answer)
+        assert isinstance(answer, mv.OfferReply)
         if answer.failure is None:
             giver = Member(offer.worker, offer.url, 0.0)
             for key, block in offer.blocks:

@@ -17,8 +17,6 @@ from cachefs.core.jobs import FileFailure, Room, TaskKind
 from worker.cache.load_requests import MISSING, Load, Loaded
 from worker.loads.schedule import (
     Action,
-    Answered,
-    Ask,
     Check,
     Checked,
     Event,
@@ -26,8 +24,10 @@ from worker.loads.schedule import (
     FileFetched,
     LoadFile,
     LoadSchedule,
-    Tick,
+    PollAnswered,
+    PollMaster,
     Unanswered,
+    WakeDue,
     is_large,
 )
 from worker.runtime.clocks import Clocks
@@ -72,7 +72,7 @@ class Loader:
 
     def start(self) -> None:
         """Polls for the first tasks."""
-        self._post(Tick())
+        self._post(WakeDue())
 
     async def close(self) -> None:
         """Ends the polls without reporting the tasks in progress: the master assigns them again,
@@ -117,13 +117,13 @@ class Loader:
 
     def _tick(self) -> None:
         self._timer = None
-        self._post(Tick())
+        self._post(WakeDue())
 
     def _act(self, action: Action) -> None:
         match action:
             case LoadFile():
                 self._bring(action)
-            case Ask(work):
+            case PollMaster(work):
                 self._tasks.start(self._poll(work))
             case Check():
                 self._tasks.start(self._check(action))
@@ -132,7 +132,7 @@ class Loader:
     async def _poll(self, work: Work) -> None:
         event: Event
         try:
-            event = Answered(await self._ask(work))
+            event = PollAnswered(await self._ask(work))
         except CacheFSError as err:
             log.debug("the poll for tasks failed: %s", err.one_line())
             event = Unanswered()

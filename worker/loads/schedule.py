@@ -38,7 +38,7 @@ _CHECK_COST: Final = {TaskKind.CHECK: REQUESTS // 8, TaskKind.VERIFY: REQUESTS /
 # ---- events --------------------------------------------------------------------------------------
 
 
-class Answered(NamedTuple):
+class PollAnswered(NamedTuple):
     worked: Worked
 
 
@@ -72,18 +72,18 @@ class Checked(NamedTuple):
     failures: Sequence[FileFailure]
 
 
-class Tick(NamedTuple):
+class WakeDue(NamedTuple):
     """`wake_at_s` has passed. An early one is harmless."""
 
 
-Event = Answered | Unanswered | FileFetched | FileEnded | Checked | Tick
+Event = PollAnswered | Unanswered | FileFetched | FileEnded | Checked | WakeDue
 
 
 # ---- actions -------------------------------------------------------------------------------------
 
 
-class Ask(NamedTuple):
-    """Poll the master; `Answered` or `Unanswered` follows."""
+class PollMaster(NamedTuple):
+    """Poll the master; `PollAnswered` or `Unanswered` follows."""
 
     work: Work
 
@@ -110,7 +110,7 @@ class Drop(NamedTuple):
     id: int
 
 
-Action = Ask | LoadFile | Check | Drop
+Action = PollMaster | LoadFile | Check | Drop
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +136,7 @@ class _Doing:
 
 
 class LoadSchedule:
-    """The assigned tasks. `wake_at_s`: the time of the next `Tick`, in the caller's clock."""
+    """The assigned tasks. `wake_at_s`: the time of the next `WakeDue`, in the caller's clock."""
 
     def __init__(self, worker: str, *, requests: int = REQUESTS) -> None:
         self.capacity_bytes = -1  # reported with the next poll
@@ -211,7 +211,7 @@ class LoadSchedule:
                 self._release_requests(self._doing[id], place)
             case FileEnded():
                 self._file_ended(event, now)
-            case Answered(worked):
+            case PollAnswered(worked):
                 self._answered(worked, now, actions)
             case Unanswered():
                 self._outcomes = [*(self._sent or []), *self._outcomes]
@@ -381,7 +381,7 @@ class LoadSchedule:
             wait_s = LONG_S if self.is_idle else 0.0
             self._sent, self._outcomes = self._outcomes, []
             self._asked_at_s = now
-            actions.append(Ask(self._poll(wait_s)))
+            actions.append(PollMaster(self._poll(wait_s)))
         self.wake_at_s = min(due_s if self._sent is None else float("inf"), self._opens_at_s(now))
 
     def _poll(self, wait_s: float) -> Work:

@@ -25,7 +25,7 @@ from worker.migration.events import (
     PagesCompared,
     PagesFetched,
     Scanned,
-    Tick,
+    TimePassed,
     ViewReceived,
 )
 from worker.migration.receiver import MigrationReceiver
@@ -45,7 +45,7 @@ class MigrationDecisions:
         self.settled = 0
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """Returns the actions for an event; the first action for an offer is its `Answer`."""
+        """Returns the actions for an event; the first action for an offer is its `OfferReply`."""
         actions = self._handle(event, now_s)
         if self.giver.settled == self.epoch and self.taker.is_idle:
             self.settled = max(self.settled, self.epoch)
@@ -58,7 +58,7 @@ class MigrationDecisions:
                     self.settled = 0
                 self.epoch = view.epoch
                 return self.taker.on_view(view) + self.giver.on_view(view, now_s)
-            case Tick():
+            case TimePassed():
                 return self.giver.advance(now_s) + self.taker.advance(now_s)
             case Scanned():
                 return self.giver.on_scanned(event, now_s)

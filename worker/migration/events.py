@@ -43,7 +43,7 @@ class ViewReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimePassed:
     """Time passed."""
 
 
@@ -99,7 +99,7 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class OfferReceived:
-    """An offer from another worker, of blocks that this one owns. The first action is `Answer`."""
+    """An offer from another worker of blocks that this one owns. Its first action is OfferReply."""
 
     offer: Offer
 
@@ -155,7 +155,7 @@ class SendOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OfferReply:
     """The reply to an `OfferReceived`; None: accepted."""
 
     failure: CacheFSError | None
@@ -189,8 +189,8 @@ class Bring:
 
 
 Event = (
-    ViewReceived | Tick | Scanned | Filled | OwnersChanged
+    ViewReceived | TimePassed | Scanned | Filled | OwnersChanged
     | HaveReplied | OfferReplied | Outdated
     | OfferReceived | PagesCompared | PagesFetched
 )  # fmt: skip
-Action = Scan | AskHave | SendOffer | Answer | RefreshView | LookAt | Bring
+Action = Scan | AskHave | SendOffer | OfferReply | RefreshView | LookAt | Bring

@@ -30,7 +30,6 @@ from worker.migration.decisions import DEFAULT_BYTES_PER_S
 from worker.migration.decisions import MigrationDecisions as Decisions
 from worker.migration.events import (
     Action,
-    Answer,
     AskHave,
     Bring,
     Event,
@@ -39,6 +38,7 @@ from worker.migration.events import (
     LookAt,
     OfferReceived,
     OfferReplied,
+    OfferReply,
     Outdated,
     OwnersChanged,
     PagesCompared,
@@ -47,7 +47,7 @@ from worker.migration.events import (
     Scan,
     Scanned,
     SendOffer,
-    Tick,
+    TimePassed,
     ViewReceived,
 )
 from worker.runtime.tasks import Tasks
@@ -135,7 +135,7 @@ class Migration:
         answer, *rest = self._decide(OfferReceived(offer))
         for action in rest:
             self._act(action)
-        if isinstance(answer, Answer) and answer.failure is not None:
+        if isinstance(answer, OfferReply) and answer.failure is not None:
             raise answer.failure
         return Done()
 
@@ -157,7 +157,7 @@ class Migration:
         try:
             while True:
                 self._wake.clear()
-                self._handle(Tick())
+                self._handle(TimePassed())
                 if self._fresh and not self._is_reporting:
                     self._is_reporting = True
                     self._tasks.start(self._report_fresh())
@@ -206,7 +206,7 @@ class Migration:
                 self._tasks.start(self._bring(action))
             case RefreshView():
                 self._refresh()
-            case Answer():
+            case OfferReply():
                 raise AssertionError("an answer is given by `offered`")
 
     def _refresh(self) -> None:

@@ -22,10 +22,10 @@ from cachefs.core.policies import MOST_REPLICAS
 from worker.migration.events import (
     BLOCK_PAGES,
     Action,
-    Answer,
     Block,
     Bring,
     LookAt,
+    OfferReply,
     PagesCompared,
     PagesFetched,
     RefreshView,
@@ -90,11 +90,11 @@ class MigrationReceiver:
         return []
 
     def on_offer(self, offer: Offer, now_s: float) -> list[Action]:
-        """Accepts or refuses an offer; the first action is the `Answer`."""
+        """Accepts or refuses an offer; the first action is the `OfferReply`."""
         refusal = self._refusal(offer, now_s)
         if refusal is not None:
             later = offer.epoch > self._epoch
-            return [Answer(refusal), *([RefreshView()] if later else [])]
+            return [OfferReply(refusal), *([RefreshView()] if later else [])]
         sender = self._senders.setdefault(offer.worker, _Sender(offer.url))
         sender.url = offer.url
         at_work = {*sender.looking, *map(_block_of, sender.pieces), *map(_block_of, self._bringing)}
@@ -102,7 +102,7 @@ class MigrationReceiver:
         for block, replicas in zip(offer.blocks, counts, strict=False):
             if block not in at_work and self._owns(block, replicas):
                 sender.queue[block] = None
-        return [Answer(None), *self.advance(now_s)]
+        return [OfferReply(None), *self.advance(now_s)]
 
     def on_looked(self, event: PagesCompared, now_s: float) -> list[Action]:
         sender = self._senders.get(event.giver)

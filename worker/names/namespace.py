@@ -48,7 +48,7 @@ from worker.membership.master_client import REACH_S, MasterClient, MasterUnreach
 from worker.names import walk
 from worker.names.events import EventLog
 from worker.names.jobs import MasterJobs
-from worker.names.node_cache import Asked, NodeCache
+from worker.names.node_cache import NodeCache, RequestMark
 from worker.names.permissions import Permissions
 from worker.names.request_batcher import RequestBatcher
 from worker.names.resolved_paths import ResolvedPaths
@@ -173,7 +173,7 @@ class RemoteNamespace(MasterJobs):
             return self._stale_found(known)
         return await self._or_stale(self._ask_attributes(ino, self._cache.asked(now)), known)
 
-    async def _ask_attributes(self, ino: int, asked: Asked) -> Found:
+    async def _ask_attributes(self, ino: int, asked: RequestMark) -> Found:
         found = await self._ask(GetAttr(self._namespace, ino), Found)
         return self._kept(found, self._cache.put_attributes(found, asked))
 
@@ -414,7 +414,7 @@ class RemoteNamespace(MasterJobs):
         return [self._name_of(*at, it, asked) for at, it in zip(names, replies, strict=True)]
 
     def _name_of(
-        self, parent: int, name: bytes, reply: Found | Failure, asked: Asked
+        self, parent: int, name: bytes, reply: Found | Failure, asked: RequestMark
     ) -> Found | CacheFSError:
         if isinstance(reply, Failure):
             return error_of(reply)

@@ -20,7 +20,7 @@ from cachefs.core.messages import Found, Listing
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin
 from cachefs.core.policies import NO_RULE, Rule
 from cachefs.core.two_generation_map import TwoGenerationMap
-from worker.names.pages import DEFAULT_BYTES, Pages
+from worker.names.pages import DEFAULT_BYTES, ListingPages
 
 DEFAULT_NAMES: Final = 200_000  # about 70 MB; at least half of them are kept
 MAX_DIRECTORIES: Final = 20_000
@@ -33,7 +33,7 @@ _decode = msgspec.msgpack.Decoder(Inode).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Asked(NamedTuple):
+class RequestMark(NamedTuple):
     """The time of a request, and the position in the invalidations at that time."""
 
     at_s: float
@@ -73,12 +73,12 @@ class NodeCache:
         self._directories: TwoGenerationMap[int, Directory] = TwoGenerationMap(MAX_DIRECTORIES)
         self._nameless: TwoGenerationMap[int, Record] = TwoGenerationMap(MAX_NAMELESS)
         self._origins: TwoGenerationMap[int, Origin] = TwoGenerationMap(MAX_NAMELESS)
-        self._pages = Pages(page_bytes)
+        self._pages = ListingPages(page_bytes)
         self._noted = InvalidationLog()
 
-    def asked(self, now: float) -> Asked:
+    def asked(self, now: float) -> RequestMark:
         """Returns the token of a request that is about to be sent; its reply is put with it."""
-        return Asked(now, self._noted.position)
+        return RequestMark(now, self._noted.position)
 
     # ---- lookups ----
 
@@ -156,7 +156,7 @@ class NodeCache:
 
     # ---- replies of the master ----
 
-    def put_found(self, parent: int, name: bytes, found: Found, asked: Asked) -> bool:
+    def put_found(self, parent: int, name: bytes, found: Found, asked: RequestMark) -> bool:
         """Keeps the reply. Returns False, and keeps nothing, if the name was invalidated while the
         request was in flight."""
         if self._noted.is_outdated(asked.position, parent, name):
@@ -166,7 +166,7 @@ class NodeCache:
         self._put(_PARENT.pack(parent) + name, ino, record, asked.expires_at(found.valid_for_s))
         return True
 
-    def put_attributes(self, found: Found, asked: Asked) -> bool:
+    def put_attributes(self, found: Found, asked: RequestMark) -> bool:
         """Keeps a reply to GetAttr or Resolve. Returns like `put_found`."""
         if found.inode is None:
             return False
@@ -180,7 +180,9 @@ class NodeCache:
         self._nameless.put(ino, Record(_encode(found.inode), expires_at))
         return True
 
-    def put_listing(self, ino: int, after: bytes, limit: int, page: Listing, asked: Asked) -> None:
+    def put_listing(
+        self, ino: int, after: bytes, limit: int, page: Listing, asked: RequestMark
+    ) -> None:
         expires_at = asked.expires_at(page.valid_for_s)
         prefix, outdated = _PARENT.pack(ino), self._noted.is_outdated
         for entry in page.entries:
@@ -190,7 +192,7 @@ class NodeCache:
         if expires_at and self._noted.position == asked.position:
             self._pages.put(ino, after, limit, page, expires_at)
 
-    def put_origin(self, ino: int, origin: Origin, asked: Asked) -> None:
+    def put_origin(self, ino: int, origin: Origin, asked: RequestMark) -> None:
         """Keeps the origin of a file. If the file's name is known, keeps the origin of its
         directory instead, which locates the directory's other files, too."""
         key = self._keys.get(ino)

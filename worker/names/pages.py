@@ -21,7 +21,7 @@ class Kept(NamedTuple):
     expires_at: float
 
 
-class Pages:
+class ListingPages:
     """The cached pages, by directory. Evicts the least recently used directory with all pages."""
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:

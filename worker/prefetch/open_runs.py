@@ -27,7 +27,7 @@ LIST_AFTER: Final = 128  # opens in a directory before the next directory is lis
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class OpenRun:
     """A series of opens with ascending inode numbers. `count` of the numbers from `first` to `at`
     were opened; those below `next` need no prefetch any more. `unread`: the sizes of prefetched
     files that were not opened yet, by number. `directory`: of the last open. `bringing`: the
@@ -81,9 +81,9 @@ class OpenRuns:
 
     def __init__(self, most_files: int = MOST_FILES) -> None:
         self._most_files = most_files
-        self._runs: dict[int, Run] = {}  # by `at // REACH`; the most recently used last
-        self._eager: dict[Run, None] = {}  # runs that may prefetch more, in turn
-        self._to_list: dict[Run, None] = {}
+        self._runs: dict[int, OpenRun] = {}  # by `at // REACH`; the most recently used last
+        self._eager: dict[OpenRun, None] = {}  # runs that may prefetch more, in turn
+        self._to_list: dict[OpenRun, None] = {}
         self.unread_bytes = 0
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class OpenRuns:
         """Records the open of a small file that missed."""
         run = self._find(ino)
         if run is None:
-            return self._put(Run(ino, ino, directory))
+            return self._put(OpenRun(ino, ino, directory))
         if run.directory != directory:
             run.cross(directory)
         elif ino >= run.next:
@@ -107,7 +107,7 @@ class OpenRuns:
         if run is not None:
             self._move_on(run, ino)
 
-    def next(self) -> tuple[Run, int] | None:
+    def next(self) -> tuple[OpenRun, int] | None:
         """Returns a run and a number to prefetch; None: nothing. The caller reports the result:
         `may_prefetch` for a file, then `begun`, `record_cached`, `record_not_small` or `drop`."""
         while self._eager:
@@ -120,27 +120,27 @@ class OpenRuns:
                 return run, ino
         return None
 
-    def to_list(self) -> list[Run]:
+    def to_list(self) -> list[OpenRun]:
         """Returns the runs whose next directory to list; the current one has the file `at`."""
         found = [*self._to_list]
         self._to_list.clear()
         return found
 
-    def begun(self, run: Run, ino: int, size_bytes: int) -> None:
+    def begun(self, run: OpenRun, ino: int, size_bytes: int) -> None:
         """Records that the prefetch of a file has started."""
         run.here = run.gaps = 0
         if ino > run.at and self._is_known(run):
             run.unread[ino] = size_bytes
             self.unread_bytes += size_bytes
 
-    def record_cached(self, run: Run) -> None:
+    def record_cached(self, run: OpenRun) -> None:
         """Records that a file was already cached or in flight."""
         run.gaps = 0
         run.here += 1
         if run.here >= MOST_HERE:
             self.drop(run)
 
-    def record_not_small(self, run: Run) -> None:
+    def record_not_small(self, run: OpenRun) -> None:
         """Records that a number is not a small file: removed, unused, a large file or a directory.
         After `MOST_GAPS` in a row, the directory is assumed to end: the run prefetches no more
         until a number beyond them is opened."""
@@ -148,7 +148,7 @@ class OpenRuns:
         if run.gaps >= MOST_GAPS:
             self._end(run, run.next - run.gaps)
 
-    def may_prefetch(self, run: Run, ino: int, directory: bytes) -> bool:
+    def may_prefetch(self, run: OpenRun, ino: int, directory: bytes) -> bool:
         """Returns whether to prefetch a file in this directory. False ends the prefetch of the run
         until a file there is opened."""
         if directory != run.bringing:
@@ -158,20 +158,20 @@ class OpenRuns:
             run.bringing, run.border = directory, ino
         return True
 
-    def _end(self, run: Run, next_ino: int) -> None:
+    def _end(self, run: OpenRun, next_ino: int) -> None:
         if run.at_end:  # several numbers are located concurrently
             next_ino = min(next_ino, run.next)
         elif run.ended != next_ino and self._is_known(run):
             self._to_list[run] = None  # the next directory may not be listed yet
         run.at_end, run.next, run.gaps, run.ended = True, next_ino, 0, next_ino
 
-    def listed(self, run: Run) -> None:
+    def listed(self, run: OpenRun) -> None:
         """Records that the next directory of a run was listed: it may have new numbers."""
         if run.at_end and run.crossed and self._is_known(run):
             run.at_end = False
             self._eager[run] = None
 
-    def drop(self, run: Run) -> None:
+    def drop(self, run: OpenRun) -> None:
         """Ends a run, e.g. because a prefetch was refused or failed. Idempotent."""
         if self._is_known(run):
             del self._runs[run.at // REACH]
@@ -181,15 +181,15 @@ class OpenRuns:
 
     # ---- runs ----
 
-    def _find(self, ino: int) -> Run | None:
+    def _find(self, ino: int) -> OpenRun | None:
         place = ino // REACH
         runs = self._runs
         return runs.get(place) or runs.get(place - 1) or runs.get(place + 1)
 
-    def _is_known(self, run: Run) -> bool:
+    def _is_known(self, run: OpenRun) -> bool:
         return self._runs.get(run.at // REACH) is run
 
-    def _move_on(self, run: Run, ino: int) -> None:
+    def _move_on(self, run: OpenRun, ino: int) -> None:
         del self._runs[run.at // REACH]
         first = run.first
         run.opened(ino)
@@ -206,10 +206,10 @@ class OpenRuns:
                 run.is_listed = True
                 self._to_list[run] = None
 
-    def _read(self, run: Run, ino: int) -> None:
+    def _read(self, run: OpenRun, ino: int) -> None:
         self.unread_bytes -= run.unread.pop(ino, 0)
 
-    def _put(self, run: Run) -> None:
+    def _put(self, run: OpenRun) -> None:
         """Puts a run at its place. Drops a run that it meets, and the least recently used run if
         there are more than `MOST_RUNS`."""
         other = self._runs.get(run.at // REACH)

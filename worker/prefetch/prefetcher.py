@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, NamespaceId, Origin
 from worker.cache.load_requests import PrefetchResult
-from worker.prefetch.open_runs import MOST_FILES, OpenRuns, Run
+from worker.prefetch.open_runs import MOST_FILES, OpenRun, OpenRuns
 from worker.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Prefetcher:
         count = self._coming + self._asking
         return count < most_coming and (count < FEW or self._coming_bytes < MOST_COMING_BYTES)
 
-    def _look(self, namespace: NamespaceId, state: OpenRuns, run: Run, ino: int) -> None:
+    def _look(self, namespace: NamespaceId, state: OpenRuns, run: OpenRun, ino: int) -> None:
         try:
             origin = self._service(namespace).locate_nowait(ino)
         except CacheFSError:
@@ -120,7 +120,7 @@ class Prefetcher:
         self._asking += 1
         self._tasks.start(self._ask(namespace, state, run, ino))
 
-    async def _ask(self, namespace: NamespaceId, state: OpenRuns, run: Run, ino: int) -> None:
+    async def _ask(self, namespace: NamespaceId, state: OpenRuns, run: OpenRun, ino: int) -> None:
         """Locates a file that only the master knows, then starts its fill."""
         try:
             origin = await self._service(namespace).locate(ino)
@@ -132,7 +132,7 @@ class Prefetcher:
             self._asking -= 1
             self._go_on()
 
-    def _list_next(self, namespace: NamespaceId, state: OpenRuns, run: Run) -> None:
+    def _list_next(self, namespace: NamespaceId, state: OpenRuns, run: OpenRun) -> None:
         """Lists the next directory ahead of the reader."""
 
         async def hint() -> None:
@@ -143,7 +143,7 @@ class Prefetcher:
 
         self._tasks.start(hint())
 
-    def _begin(self, state: OpenRuns, run: Run, origin: Origin) -> None:
+    def _begin(self, state: OpenRuns, run: OpenRun, origin: Origin) -> None:
         ino = origin.content.ino
         if not state.may_prefetch(run, ino, _directory(origin)):
             return None
@@ -160,7 +160,7 @@ class Prefetcher:
         self._coming_bytes += origin.size
         self.files += 1
 
-    def _ended(self, state: OpenRuns, run: Run, size_bytes: int, is_here: bool) -> None:
+    def _ended(self, state: OpenRuns, run: OpenRun, size_bytes: int, is_here: bool) -> None:
         self._coming -= 1
         self._coming_bytes -= size_bytes
         if not is_here:

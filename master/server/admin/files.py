@@ -37,7 +37,7 @@ class File(NamedTuple):
     content: ContentId
 
 
-class Batch(NamedTuple):
+class FileBatch(NamedTuple):
     """A batch of files. `next` None: these are the last."""
 
     files: list[File]
@@ -108,7 +108,7 @@ class Asked:
 # ---- files ---------------------------------------------------------------------------------------
 
 
-async def _batch(at: At, path: bytes, next: str | None, limit: int) -> Batch:
+async def _batch(at: At, path: bytes, next: str | None, limit: int) -> FileBatch:
     """Returns the next batch. Raises NotFound; PositionGone for a `next` that is too old."""
     found = (await at.ask(m.Resolve(at.namespace, path), m.Found)).inode
     if found is None:
@@ -122,10 +122,10 @@ async def _batch(at: At, path: bytes, next: str | None, limit: int) -> Batch:
         for name, inode in walked.files
         if inode.kind is Kind.FILE
     ]
-    return Batch(files, walked.cursor.hex() or None, walked.unlisted)
+    return FileBatch(files, walked.cursor.hex() or None, walked.unlisted)
 
 
-async def _batches(at: At, path: bytes, next: str | None) -> AsyncIterator[Batch]:
+async def _batches(at: At, path: bytes, next: str | None) -> AsyncIterator[FileBatch]:
     """Yields batches that are small enough for one request to the workers."""
     until = time.monotonic() + GO_ON_S
     while True:
@@ -237,7 +237,7 @@ def _misplaced(file: a.FileAt, block: a.BlockAt) -> a.Misplaced | None:
     return a.Misplaced(file.path, block.block, most, counts[most], owner, owned)
 
 
-async def _located(at: At, asked: Asked) -> tuple[Batch, list[a.FileAt]]:
+async def _located(at: At, asked: Asked) -> tuple[FileBatch, list[a.FileAt]]:
     batch = await _batch(at, a.bytes_of(at.query.path), at.query.next, at.query.limit)
     placement = Placement(at.backend.workers.view.members)
     rules = await _rules(at, batch.files)

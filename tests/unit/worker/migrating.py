@@ -14,7 +14,6 @@ from worker.migration.decisions import MigrationDecisions
 from worker.migration.events import (
     BLOCK_PAGES,
     Action,
-    Answer,
     AskHave,
     Bring,
     Event,
@@ -24,13 +23,14 @@ from worker.migration.events import (
     LookAt,
     OfferReceived,
     OfferReplied,
+    OfferReply,
     PagesCompared,
     PagesFetched,
     RefreshView,
     Scan,
     Scanned,
     SendOffer,
-    Tick,
+    TimePassed,
     ViewReceived,
 )
 
@@ -110,7 +110,7 @@ class Node:
                 self.act(self._bring(action))
             case RefreshView():
                 self.act(ViewReceived(self.fleet.view))
-            case Answer():
+            case OfferReply():
                 raise AssertionError("an answer to nothing")
 
     def _offer(self, send: SendOffer) -> CacheFSError | None:
@@ -122,7 +122,7 @@ class Node:
         answer, *rest = other.tell(OfferReceived(offer))
         for action in rest:
             other.fleet.later(lambda action=action: other.do(action))
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, OfferReply)
         return answer.failure
 
     def _bring(self, bring: Bring) -> PagesFetched:
@@ -187,7 +187,7 @@ class Fleet:
         for call in due:
             call()
         for node in self.nodes.values():
-            node.act(Tick())
+            node.act(TimePassed())
 
     def run(self, limit_s: float = 60.0) -> float:
         """Until everybody settled; returns how long it took. Fails after `limit_s`."""

@@ -18,8 +18,8 @@ from worker.prefetch.open_runs import (
     MOST_HERE,
     MOST_RUNS,
     MOST_SPAN,
+    OpenRun,
     OpenRuns,
-    Run,
 )
 
 SIZE = 1000
@@ -48,14 +48,14 @@ def read(ahead: OpenRuns, inos: list[int]) -> list[int]:
     return brought
 
 
-def none(ahead: OpenRuns, run: Run, count: int) -> None:
+def none(ahead: OpenRuns, run: OpenRun, count: int) -> None:
     """The next numbers are no small files."""
     for _ in range(count):
         assert ahead.next() is not None or run.at_end
         ahead.record_not_small(run)
 
 
-def one_run(ahead: OpenRuns, opens: int = LEAST_OPENS) -> Run:
+def one_run(ahead: OpenRuns, opens: int = LEAST_OPENS) -> OpenRun:
     for ino in range(1, opens + 1):
         ahead.opened(ino, b"d")
     found = ahead.next()
@@ -264,7 +264,7 @@ Step = st.tuples(st.sampled_from(STEPS), st.integers(1, 3000), st.integers(1, 40
 @given(st.lists(Step, max_size=60))
 def test_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
     ahead = OpenRuns()
-    seen: dict[int, Run] = {}
+    seen: dict[int, OpenRun] = {}
     for what, ino, count in steps:
         for one in range(ino, ino + count):
             if what == "opened":

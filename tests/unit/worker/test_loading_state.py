@@ -19,8 +19,6 @@ from worker.loads.schedule import (
     REQUESTS,
     RETRY_S,
     Action,
-    Answered,
-    Ask,
     Check,
     Checked,
     Drop,
@@ -28,8 +26,10 @@ from worker.loads.schedule import (
     FileFetched,
     LoadFile,
     LoadSchedule,
-    Tick,
+    PollAnswered,
+    PollMaster,
     Unanswered,
+    WakeDue,
 )
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -52,23 +52,23 @@ def brought(actions: list[Action]) -> list[LoadFile]:
 
 
 def asked(actions: list[Action]) -> list[Work]:
-    return [one.work for one in actions if isinstance(one, Ask)]
+    return [one.work for one in actions if isinstance(one, PollMaster)]
 
 
 def nothing_more(loading: LoadSchedule, now: float, run: str = "run", jobs: int = 3) -> None:
     """The answer to the question that follows one that brought something."""
-    loading.handle(Answered(Worked(run, [], dict.fromkeys(range(1, jobs + 1), 0))), now)
+    loading.handle(PollAnswered(Worked(run, [], dict.fromkeys(range(1, jobs + 1), 0))), now)
 
 
 def started(*tasks: Task, rate: int = 0) -> tuple[LoadSchedule, list[LoadFile]]:
     """A loader that was handed these at time 0, and then that there is no more."""
     loading = LoadSchedule("w")
-    (first,) = asked(loading.handle(Tick(), 0.0))
+    (first,) = asked(loading.handle(WakeDue(), 0.0))
     assert first == Work("w", "", [], first.room_bytes, LONG_S, 0)
     jobs = {one.job: rate for one in tasks}
-    begun = brought(loading.handle(Answered(Worked("run", [*tasks], jobs)), 0.0))
+    begun = brought(loading.handle(PollAnswered(Worked("run", [*tasks], jobs)), 0.0))
     if begun:
-        assert loading.handle(Answered(Worked("run", [], jobs)), 0.0) == []
+        assert loading.handle(PollAnswered(Worked("run", [], jobs)), 0.0) == []
     return loading, begun
 
 
@@ -124,14 +124,14 @@ def test_what_was_told_and_not_heard_is_told_again() -> None:
     (work,) = asked(end(loading, one, 1.0))
     assert asked(loading.handle(Unanswered(), 2.0)) == []
     assert loading.wake_at_s == 2.0 + RETRY_S
-    (again,) = asked(loading.handle(Tick(), loading.wake_at_s))
+    (again,) = asked(loading.handle(WakeDue(), loading.wake_at_s))
     assert again.outcomes == work.outcomes
 
 
 def test_a_task_that_comes_again_is_not_done_twice() -> None:
     loading, (one,) = started(task(7, 1))
-    asked(loading.handle(Tick(), POLL_S))
-    again = loading.handle(Answered(Worked("run", [task(7, 1), task(8, 1)], {1: 0})), POLL_S)
+    asked(loading.handle(WakeDue(), POLL_S))
+    again = loading.handle(PollAnswered(Worked("run", [task(7, 1), task(8, 1)], {1: 0})), POLL_S)
     (fresh,) = brought(again)
     assert fresh.task.number == 8
     end(loading, one)
@@ -141,7 +141,7 @@ def test_a_task_that_comes_again_is_not_done_twice() -> None:
 def test_another_run_of_the_master_forgets_everything() -> None:
     loading, begun = started(task(7, 2))
     end(loading, begun[0])
-    actions = loading.handle(Answered(Worked("other", [task(7, 1)], {1: 0})), POLL_S)
+    actions = loading.handle(PollAnswered(Worked("other", [task(7, 1)], {1: 0})), POLL_S)
     (fresh,) = brought(actions)
     assert Drop(begun[0].id) in actions
     assert fresh.id != begun[0].id
@@ -155,8 +155,8 @@ def test_another_run_of_the_master_forgets_everything() -> None:
 
 def test_a_job_that_is_not_wanted_any_more_is_dropped_without_an_outcome() -> None:
     loading, begun = started(task(1, REQUESTS + 8), task(2, 3, job=2))
-    loading.handle(Tick(), POLL_S)
-    actions = loading.handle(Answered(Worked("run", [], {2: 0})), POLL_S)
+    loading.handle(WakeDue(), POLL_S)
+    actions = loading.handle(PollAnswered(Worked("run", [], {2: 0})), POLL_S)
     assert Drop(begun[0].id) in actions
     assert not loading.wants(begun[0].id)
     later: list[LoadFile] = []
@@ -180,7 +180,7 @@ def test_without_room_nothing_more_of_the_job_is_tried() -> None:
         works += asked(end(loading, one, POLL_S))
         if works:
             nothing_more(loading, POLL_S)
-    works += asked(loading.handle(Tick(), 60.0))
+    works += asked(loading.handle(WakeDue(), 60.0))
     told = {one.number: one for work in works for one in work.outcomes}
     assert [one.place for one in told[1].failures] == [0, REQUESTS, REQUESTS + 1]
     assert [one.place for one in told[2].failures] == [0, 1, 2, 3, 4]
@@ -200,18 +200,18 @@ def test_bandwidth_is_kept_by_what_came() -> None:
 
 def test_another_job_goes_on_while_one_waits_for_bandwidth() -> None:
     loading = LoadSchedule("w")
-    loading.handle(Tick(), 0.0)
+    loading.handle(WakeDue(), 0.0)
     tasks = [task(1, 30), task(2, 30, job=2)]
-    begun = brought(loading.handle(Answered(Worked("run", tasks, {1: 10_000, 2: 0})), 0.0))
+    begun = brought(loading.handle(PollAnswered(Worked("run", tasks, {1: 10_000, 2: 0})), 0.0))
     assert [one.task.job for one in begun].count(1) == 2
     assert [one.task.job for one in begun].count(2) == 30
 
 
 def test_a_check_is_one_action_and_its_failures_are_told() -> None:
     loading = LoadSchedule("w")
-    loading.handle(Tick(), 0.0)
+    loading.handle(WakeDue(), 0.0)
     one = task(4, 10, kind=TaskKind.CHECK)
-    actions = loading.handle(Answered(Worked("run", [one], {1: 0})), 0.0)
+    actions = loading.handle(PollAnswered(Worked("run", [one], {1: 0})), 0.0)
     (check,) = [action for action in actions if isinstance(action, Check)]
     nothing_more(loading, 0.0)
     missing = [FileFailure(3, "missing", "it is not complete in the cache")]
@@ -222,8 +222,8 @@ def test_a_check_is_one_action_and_its_failures_are_told() -> None:
 def test_a_master_that_answers_at_once_without_work_is_not_asked_in_a_loop() -> None:
     loading, _ = started()
     assert loading.wake_at_s == pytest.approx(POLL_S)
-    assert asked(loading.handle(Tick(), 0.1)) == []
-    assert asked(loading.handle(Tick(), POLL_S)) != []
+    assert asked(loading.handle(WakeDue(), 0.1)) == []
+    assert asked(loading.handle(WakeDue(), POLL_S)) != []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -241,13 +241,13 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
     def act(actions: list[Action]) -> None:
         nonlocal question
         for one in actions:
-            if isinstance(one, Ask):
+            if isinstance(one, PollMaster):
                 assert question is None, "one question at a time"
                 question = one.work
             elif isinstance(one, LoadFile | Check):
                 begun.append(one)
 
-    act(loading.handle(Tick(), now))
+    act(loading.handle(WakeDue(), now))
     for step in range(20_000):
         if step >= 400 and not given:
             break
@@ -272,7 +272,7 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
                 lost += 1
                 act(loading.handle(Unanswered(), now))
             else:
-                act(loading.handle(Answered(Worked("run", fresh, dict(running))), now))
+                act(loading.handle(PollAnswered(Worked("run", fresh, dict(running))), now))
         elif begun:
             one = begun.pop(rng.randrange(len(begun)))
             if isinstance(one, Check):
@@ -282,7 +282,7 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
                     act(loading.handle(FileFetched(one.id, one.place), now))
                 act(loading.handle(FileEnded(one.id, one.place, one.file.origin.size), now))
         else:
-            act(loading.handle(Tick(), now))
+            act(loading.handle(WakeDue(), now))
         loading.check_invariants()
     assert len(told) == len(set(told)), f"seed {seed}: told twice"
     assert lost

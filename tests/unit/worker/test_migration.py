@@ -17,18 +17,18 @@ from tests.unit.worker.migrating import Fleet, Node, key_of, member
 from worker.migration.decisions import MigrationDecisions
 from worker.migration.events import (
     BLOCK_PAGES,
-    Answer,
     AskHave,
     HaveReplied,
     Holding,
     OfferReceived,
     OfferReplied,
+    OfferReply,
     OwnersChanged,
     RefreshView,
     Scan,
     Scanned,
     SendOffer,
-    Tick,
+    TimePassed,
     ViewReceived,
 )
 from worker.migration.sender import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
@@ -379,11 +379,11 @@ def test_an_offer_of_another_epoch_is_refused() -> None:
     taker.handle(ViewReceived(View(5, (member("a"), member("b")))), 0.0)
     offer = Offer("a", "http://a:1", 4, [(key_of(2), 0)])
     (answer,) = taker.handle(OfferReceived(offer), 0.0)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, OfferReply)
     assert isinstance(answer.failure, Stale)
     newer = Offer("a", "http://a:1", 6, [(key_of(2), 0)])
     answer, refresh = taker.handle(OfferReceived(newer), 0.0)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, OfferReply)
     assert isinstance(answer.failure, Unavailable)
     assert refresh == RefreshView()
     assert taker.taker.is_idle
@@ -395,20 +395,20 @@ def test_what_is_not_ours_is_not_taken() -> None:
     taker.handle(ViewReceived(view), 0.0)
     others = [i for i in range(2, 50) if Placement(view.members).owners(i, 0)[0].id == "a"]
     offer = Offer("a", "http://a:1", 1, [(key_of(ino), 0) for ino in others])
-    assert taker.handle(OfferReceived(offer), 0.0) == [Answer(None)]
+    assert taker.handle(OfferReceived(offer), 0.0) == [OfferReply(None)]
     assert taker.taker.blocks == 0
 
 
 def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
     giver = MigrationDecisions("a")
     assert giver.handle(ViewReceived(View(1, (member("b"),), (member("a"),))), -2.0) == []
-    (scan,) = giver.handle(Tick(), 0.0)
+    (scan,) = giver.handle(TimePassed(), 0.0)
     assert isinstance(scan, Scan)
     held = Holding(key_of(2), SMALL, 1)
     (ask,) = giver.handle(Scanned(1, (held,), b""), 0.0)
     assert isinstance(ask, AskHave)
     assert giver.handle(ViewReceived(View(2, (member("c"),))), -1.0) == []
-    assert giver.handle(Tick(), 1.0) == [Scan(2, b"", scan.limit)]
+    assert giver.handle(TimePassed(), 1.0) == [Scan(2, b"", scan.limit)]
     assert giver.handle(HaveReplied(1, "b", {}), 1.0) == []
     assert giver.handle(Scanned(1, (held,), b""), 1.0) == []
     (ask,) = giver.handle(Scanned(2, (held,), b""), 1.0)
@@ -422,7 +422,7 @@ def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
 def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
     giver = MigrationDecisions("a")
     giver.handle(ViewReceived(View(1, (Member("b", "http://old:1", 1.0),), (member("a"),))), -2.0)
-    giver.handle(Tick(), 0.0)
+    giver.handle(TimePassed(), 0.0)
     giver.handle(Scanned(1, (Holding(key_of(2), SMALL, 1),), b""), 0.0)
     assert giver.handle(HaveReplied(1, "b", None), 0.0) == [], "it does not answer"
     assert (
@@ -431,7 +431,7 @@ def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
         )
         == []
     )
-    (ask,) = giver.handle(Tick(), 0.2)
+    (ask,) = giver.handle(TimePassed(), 0.2)
     assert isinstance(ask, AskHave)
     assert ask.peer.url == "http://new:1"
 
@@ -451,7 +451,7 @@ def test_an_index_that_cannot_be_read_is_tried_again() -> None:
     fleet = Fleet("a")
     giver = fleet.nodes["a"].migration
     giver.handle(ViewReceived(View(1, (member("b"),), (member("a"),))), -2.0)
-    (scan,) = giver.handle(Tick(), 0.0)
+    (scan,) = giver.handle(TimePassed(), 0.0)
     assert giver.handle(Scanned(1, (), b"", failed=True), 0.0) == []
     assert giver.settled == 0
     assert giver.giver.advance(1.0) == []

@@ -12,7 +12,7 @@ from cachefs.core.model import ContentId, Inode, Origin
 from tests.services.examples import examples
 from tests.unit.worker_cluster.fake_master import NAMESPACE, directory, encode, file
 from worker.names.node_cache import NodeCache
-from worker.names.pages import Pages
+from worker.names.pages import ListingPages
 
 
 def cache(**limits: int) -> NodeCache:
@@ -209,7 +209,7 @@ def test_a_cache_is_bounded() -> None:
 
 
 def test_bytes_of_pages_are_counted_right() -> None:
-    pages = Pages(1 << 20)
+    pages = ListingPages(1 << 20)
     for _ in range(3):
         pages.put(1, b"", 10, listing((b"a", file(5))), 1.0)
         pages.put(1, b"a", 10, listing((b"b", file(6))), 1.0)
