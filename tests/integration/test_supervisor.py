@@ -424,7 +424,8 @@ def front(node: Node, source: Path) -> Iterator[tuple[Mounted, subprocess.Popen[
         finally:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
+            process.communicate(timeout=LIMIT_S)  # the mount's processes have its pipes, too
 
 
 def test_foreground_outlives_its_supervisors(
@@ -446,6 +447,16 @@ def test_foreground_outlives_its_supervisors(
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     mounted.nothing_is_left(pids)
+
+
+def test_an_interrupt_right_after_the_mount_was_reported(
+    front: tuple[Mounted, subprocess.Popen[bytes]],
+) -> None:
+    mounted, process = front
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    mounted.nothing_is_left(())
 
 
 def test_an_interrupt_right_after_the_supervisor_was_lost(

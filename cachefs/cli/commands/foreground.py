@@ -21,19 +21,20 @@ _PAUSE_S: Final = 0.05
 
 
 class Foreground:
-    """The wait for one mount. `pid` is the child: the supervisor, or else the client."""
+    """The wait for one mount. `pid` is the child: the supervisor, or else the client. Signals count
+    from the construction on, which precedes the line that reports the mount."""
 
     def __init__(self, spec: ClientSpec, pid: int) -> None:
         self._spec = spec
         self._pid = pid
         self._is_supervised = spec.transport == "kernel"
         self._signals = 0
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop)
 
     def stay(self) -> int:
         """Waits for the end of the mount and returns the exit code. The first signal unmounts. With
         a supervisor the second one no longer waits for readers. Later ones send SIGKILL."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._stop)
         code = processes.wait_child(self._pid)
         while (supervisor := self._next()) > 0:
             self._pid, code = supervisor, 0

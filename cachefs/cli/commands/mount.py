@@ -107,11 +107,12 @@ def perform(
     client = msgspec.structs.replace(request.client, mount_options=mount_options)
     request = msgspec.structs.replace(request, client=client)
     server, started = _start(request, foreground)
+    front = Foreground(request.client, started.pid) if foreground else None
     for warning in dict.fromkeys([server.warning, started.warning]):
         if warning:
             print(f"cachefs: warning: {warning}", file=sys.stderr)
     _say_ready(request, server, started, as_json)
-    return Foreground(request.client, started.pid).stay() if foreground else 0
+    return front.stay() if front is not None else 0
 
 
 def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:
