@@ -1,8 +1,7 @@
-"""Walks of directories in progress: each call returns one batch of a walk, which a task prepares. A
-walk that no call continues ends.
+"""The directory walks in progress. A task per walk prepares batches; each call returns one.
 
-A cursor is the walk's random name and the number of the batch. The last batch is kept: a call whose
-reply was lost can be repeated. All methods belong to one event loop.
+A cursor is the walk's random name and the number of a batch. The walk keeps its last batch, so that
+a caller can repeat a call whose reply was lost. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from cachefs.core.model import Inode
 MAX_WALKS: Final = 256
 IDLE_S: Final = 60.0
 FILES_AT_ONCE: Final = 2000
-GATHER_S: Final = 0.1  # the wait of a batch with some files for more
-PATIENCE_S: Final = 20.0  # then an empty batch is returned: the origin is slow
+GATHER_S: Final = 0.1  # a batch with some files waits for more
+PATIENCE_S: Final = 20.0  # then the reply has no files: the origin is slow
 
 Files = list[tuple[bytes, Inode]]
 _CURSOR = struct.Struct(">16sQ")
 
 
 class Walks:
-    """The walks: at most `MAX_WALKS`, each for at most `IDLE_S` after its last call."""
+    """The walks, at most `MAX_WALKS`. A sweep every `IDLE_S` ends those without a call since."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,9 +46,9 @@ class Walks:
         limit: int = 0,
         unlisted: Collection[int] = (),
     ) -> Walked:
-        """Returns the first batch of a walk whose batches have at most `limit` files (0:
-        FILES_AT_ONCE). `unlisted` grows with the walk; its size is part of each reply. Raises
-        Throttled, and what the walk raises."""
+        """Returns the first batch of a new walk. A batch has at most `limit` files (0:
+        FILES_AT_ONCE). `files` adds to `unlisted`; each reply has its size. Raises Throttled if
+        `MAX_WALKS` are in progress, and what the walk raises."""
         self._make_room()
         limit = min(limit, FILES_AT_ONCE) if limit > 0 else FILES_AT_ONCE
         walk, name = _Walk(ino, files, self._clock(), limit, unlisted), os.urandom(16)
@@ -62,8 +61,8 @@ class Walks:
                 self._end(name)
 
     async def go_on(self, ino: int, cursor: bytes) -> Walked:
-        """Returns the next batch, or the last one again. Raises PositionGone if the walk has ended
-        or is of another directory, and what the walk raises."""
+        """Returns the next batch, or the last one again to a repeated call. Raises PositionGone if
+        the walk has ended or has another directory, and what the walk raises."""
         if len(cursor) != _CURSOR.size:
             raise PositionGone("not a cursor of a walk")
         name, step = _CURSOR.unpack(cursor)
@@ -73,7 +72,7 @@ class Walks:
         return await self._step(name, walk, step)
 
     def end_idle(self) -> None:
-        """Ends idle walks. Called once in `IDLE_S` while there are walks."""
+        """Ends idle walks. A timer calls it every `IDLE_S` as long as a walk exists."""
         self._sweep = None
         now = self._clock()
         for name, walk in [*self._walks.items()]:
@@ -115,7 +114,7 @@ class Walks:
 
 
 class _Walk:
-    """A walk, and its task that keeps a batch ready."""
+    """A walk, and the task that keeps its next batch ready."""
 
     def __init__(
         self,
@@ -133,18 +132,18 @@ class _Walk:
         self._ready: Files = []
         self._last: tuple[Files, bool] = ([], False)
         self._stirred = asyncio.Event()
-        self._lock = asyncio.Lock()  # of `batch`: a repeated call waits for the first
+        self._lock = asyncio.Lock()  # held by `batch`: a repeated call waits for the first
         self.task = asyncio.ensure_future(self._walk(files))
         self.task.add_done_callback(lambda _: self._stir())
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the caller has taken the last batch."""
+        """True if a call has taken the last batch."""
         return self._last[1]
 
     async def batch(self, step: int) -> tuple[Files, bool]:
-        """Returns (files, whether these are the last). A failure follows the files before it, and
-        is raised at each repetition. Cancelled: nothing is taken."""
+        """Returns (files, whether these are the last). Raises a failure of the walk once all files
+        before it are returned, and again at each repeated call. Cancellation takes no files."""
         async with self._lock:
             if step < self.step:
                 return self._last
@@ -180,7 +179,7 @@ class _Walk:
                 await self._stirred.wait()
 
     async def _wait(self, count: int, limit_s: float) -> None:
-        """Waits until the batch has `limit` files, the walk ended, or the time is over."""
+        """Waits until `count` files are ready, the task has ended, or `limit_s` has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while len(self._ready) < count and not self.task.done():
