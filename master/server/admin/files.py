@@ -1,7 +1,7 @@
-"""The cached files in the admin API: for batches of the files that the master knows, it requests
-the cached pages from all workers.
+"""The admin API's handlers for cached files: usage, free, locations and checks.
 
-The reply names the workers that did not reply in time; their pages are left out.
+For each batch of files that the master knows, a handler requests the cached pages from all workers.
+Its reply names the workers that did not reply in time, and leaves out their pages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cachefs.core.placement import BLOCK_BYTES, Placement, block_count
 from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, no_peers, position
 
-ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that get requests
+ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that receive requests
 LOST: Final = "lost"
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
-WORKER_S: Final = 10.0  # for a worker's reply
-GO_ON_S: Final = 10.0  # then the reply has the sum so far
-AT_ONCE: Final = 32  # workers with a request at a time
+WORKER_S: Final = 10.0  # the timeout of a worker's reply
+GO_ON_S: Final = 10.0  # then the reply has the sum so far and a `next`
+AT_ONCE: Final = 32  # requests in flight to workers
 
 T = TypeVar("T", bound=m.Message)
 
@@ -38,7 +38,7 @@ class File(NamedTuple):
 
 
 class FileBatch(NamedTuple):
-    """A batch of files. `next` None: these are the last."""
+    """A batch of files. `next` is None in the last one. `unlisted`: as in `Walked`."""
 
     files: list[File]
     next: str | None
@@ -46,8 +46,8 @@ class FileBatch(NamedTuple):
 
 
 class Asked:
-    """The workers during one request. `silent`: ids of workers that did not reply; they get no
-    further request."""
+    """The workers during one admin request. `silent`: causes by id of lost workers and of those
+    that did not reply; they receive no further request."""
 
     def __init__(self, at: At) -> None:
         """Raises ProtocolError if this server cannot reach workers."""
@@ -95,9 +95,9 @@ class Asked:
         return None
 
     def silent_owning(self) -> list[str]:
-        """Returns the silent workers that own blocks, with the causes. Workers of mounts alone are
-        left out: only their node must reach them. A caller whose token has a path gets no cause:
-        it may contain a worker's address."""
+        """Returns the silent workers that own blocks, with the causes. Workers of weight 0 are left
+        out: only mounts on their own node need them. A caller whose token has a path gets no
+        cause, which may contain a worker's address."""
         return [
             f"{id}: {'it does not answer' if self._hides_addresses else why}"
             for id, why in self.silent.items()
@@ -109,7 +109,7 @@ class Asked:
 
 
 async def _batch(at: At, path: bytes, next: str | None, limit: int) -> FileBatch:
-    """Returns the next batch. Raises NotFound; PositionGone for a `next` that is too old."""
+    """Returns the next batch. Raises NotFound, Unsupported, or PositionGone for an old `next`."""
     found = (await at.ask(m.Resolve(at.namespace, path), m.Found)).inode
     if found is None:
         raise NotFound("no such file or directory", path=shown(path))
@@ -126,7 +126,7 @@ async def _batch(at: At, path: bytes, next: str | None, limit: int) -> FileBatch
 
 
 async def _batches(at: At, path: bytes, next: str | None) -> AsyncIterator[FileBatch]:
-    """Yields batches that are small enough for one request to the workers."""
+    """Yields batches, each small enough for one request to a worker, for up to `GO_ON_S`."""
     until = time.monotonic() + GO_ON_S
     while True:
         batch = await _batch(at, path, next, a.MAX_LIMIT)
@@ -151,7 +151,7 @@ async def show_usage(at: At) -> a.Usage:
 
 
 def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
-    """Returns the bytes of the pages that any worker has."""
+    """Returns the bytes of the pages that at least one worker has."""
     bits = 0
     for one in bitmaps.values():
         bits |= one
@@ -161,7 +161,7 @@ def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
 
 
 async def free(at: At) -> a.Freed:
-    """Frees the files on every worker that replies. Raises InUse for a path that is pinned."""
+    """Frees the files that are not pinned on every worker. Raises InUse for a pinned path."""
     body: a.FreeRequest = at.body
     path = a.bytes_of(body.path)
     permit(at.caller, m.Free(at.namespace, path))
@@ -179,7 +179,7 @@ async def free(at: At) -> a.Freed:
 
 
 async def _not_pinned(at: At, files: list[File]) -> list[File]:
-    """Returns the files that no path below pins."""
+    """Returns the files that are not pinned by a path below."""
     both = zip(files, await _rules(at, files), strict=True)
     return [file for file, rule in both if not rule.pinned]
 
@@ -195,7 +195,7 @@ async def _rules(at: At, files: list[File]) -> list[Rule]:
 
 
 async def list_locations(at: At) -> a.Locations:
-    """Lists the locations of files. A caller whose token has a path gets worker ids too, for the
+    """Returns the locations of files. A caller whose token has a path also gets worker ids, for the
     files that it may see."""
     asked = Asked(at)
     batch, items = await _located(at, asked)
@@ -210,7 +210,7 @@ async def list_checks(at: At) -> a.Checks:
     batch, items = await _located(at, asked)
     blocks = [(file, block) for file in items for block in file.blocks]
     wrong: list[a.Misplaced] = []
-    if not at.backend.workers.view.before:  # while blocks move, nothing is misplaced
+    if not at.backend.workers.view.before:  # while blocks move, no block counts as misplaced
         wrong = [one for file, block in blocks if (one := _misplaced(file, block)) is not None]
     counts = [[one.pages for one in block.cached] for _, block in blocks]
     return a.Checks(
@@ -225,7 +225,7 @@ async def list_checks(at: At) -> a.Checks:
 
 
 def _misplaced(file: a.FileAt, block: a.BlockAt) -> a.Misplaced | None:
-    """Returns whether each owner of a file has fewer of its bytes than another worker."""
+    """Returns the block if another worker has more of its pages than each owner, else None."""
     counts = {one.worker: one.pages for one in block.cached}
     if not counts or not block.owners:
         return None
