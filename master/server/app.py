@@ -1,12 +1,12 @@
-"""The master's HTTP server: calls, metrics and whether it lives.
+"""The master's HTTP server: calls, the admin API, metrics and a liveness page.
 
     POST /v1/call   msgpack of one `Call` -> msgpack of one `Answer`; a `Failure` with 4xx or 5xx
     /api/v1/…       JSON, see `cachefs.core.admin`
     GET /metrics    Prometheus
-    GET /healthz    200 while the event loop turns; needs no token
+    GET /healthz    200 while the event loop runs; needs no token
 
-Translates errors into `Failure` (the wire edge). Bounded: connections' idle time, the size of calls
-and answers, calls in flight, the time of an answer.
+The server translates errors into `Failure` (the wire edge). It bounds the idle time of connections,
+the size of calls and replies, the calls in flight, and the time of a reply.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from master.server.metrics import MasterCollector
 
 log = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT: Final = 2048  # calls; more are refused, not queued
+MAX_IN_FLIGHT: Final = 2048  # calls; the server refuses more, and queues none
 ANSWER_S: Final = 140.0  # a backstop: requests to origins have their own deadlines
-MAX_LINE_BYTES: Final = 64 << 10  # of the first line and of a header
+MAX_LINE_BYTES: Final = 64 << 10  # of the request line and of a header
 IDLE_S: Final = 75.0  # of a connection
 BACKLOG: Final = 1024
-STOP_S: Final = 2.0  # for calls in progress
+STOP_S: Final = 2.0  # the wait for calls in flight
 
 METRICS_PATH: Final = "/metrics"
 _WAITING: Final = (c.GetEvents, c.GetView, c.Work)
 
 
 class MasterServer:
-    """One master on one address. The caller keeps `master`, and closes it after `stop`."""
+    """One master on one address. The caller owns `master`, and closes it after `stop`."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class MasterServer:
         lost_after_s: float = c.LOST_AFTER_S,
         certificate: dict[str, Any] | None = None,
     ) -> None:
-        """`listen`: host ("": every address) and port (0: any free one). `authorize` returns the
-        caller of an `Authorization` header or raises AccessDenied; None: processes of this user
-        and of root have all rights, on loopback only. `open_connector` opens a source that an
-        operator adds; it is called in a thread. `peers` sends requests to workers for the admin
-        API. `certificate` is shown in the status. Raises BadConfig."""
+        """Reads the membership. `listen`: host ("": every address) and port (0: any free one).
+        `authorize` returns the caller of an `Authorization` header or raises AccessDenied. If it is
+        None, processes of this user and of root have all rights, on loopback only. A thread calls
+        `open_connector` to open a source that an operator adds. `peers` sends the admin API's
+        requests to workers. `certificate` is part of the status. Raises BadConfig."""
         if authorize is None:
             check_listen(listen[0], has_tokens=False)
         self._listen = listen
@@ -117,7 +117,7 @@ class MasterServer:
         )
 
     async def start(self) -> int:
-        """Binds the address, starts to answer, and returns the port. Raises BadConfig if the
+        """Binds the address, starts to serve, and returns the port. Raises BadConfig if the
         address cannot be bound."""
         server = GuardedServer(
             self._handle, self._guard, keepalive_timeout=IDLE_S, max_line_size=MAX_LINE_BYTES
@@ -139,7 +139,7 @@ class MasterServer:
         return bound
 
     async def stop(self) -> None:
-        """Ends long polls and walks, waits for calls, closes all connections. Idempotent."""
+        """Ends long polls and walks, waits for calls in flight, closes connections. Idempotent."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -154,7 +154,7 @@ class MasterServer:
 
     @property
     def in_flight(self) -> int:
-        """The number of calls in progress, without long polls."""
+        """The number of calls in flight, without long polls."""
         return self._tally.in_flight
 
     @property
@@ -175,7 +175,7 @@ class MasterServer:
             return web.Response(status=err.status, text=err.one_line() + "\n")
 
     def _page(self, request: web.BaseRequest) -> web.Response:
-        """Returns a page of the API. Raises RefusedRequest."""
+        """Returns the liveness page, the metrics or a 404. Raises RefusedRequest."""
         self._guard.check_host(request)
         if request.path == ALIVE_PATH:
             return web.Response(text="ok\n")
@@ -200,7 +200,7 @@ class MasterServer:
             body = self._encoder.encode(await self._ask(call, caller))
         except CacheFSError as err:
             return self._failed(err)
-        except struct.error as err:  # a number that no key of the store has
+        except struct.error as err:  # a number that fits no key of the store
             return self._failed(ProtocolError(f"a number is out of range: {err}"))
         except Exception as err:  # the caller gets a reply in any case
             log.error("a call failed", exc_info=err)
@@ -218,7 +218,7 @@ class MasterServer:
         return answer
 
     async def _answer_later(self, call: c.Call, caller: Caller) -> Message:
-        """Returns the reply of a call that must wait. `Calls` bounds long polls."""
+        """Returns the reply to a call that must wait. `Calls` bounds the long polls."""
         if isinstance(call, _WAITING):
             return await self._answer_in_time(call, caller)
         if self._tally.in_flight >= MAX_IN_FLIGHT:
@@ -245,7 +245,7 @@ class MasterServer:
 
 
 class _Encoder:
-    """The encoder of replies. It encodes the reply with a view, which all workers get, once."""
+    """The encoder of replies. It encodes a view once: all workers get the same one."""
 
     def __init__(self) -> None:
         self._view: View | None = None
