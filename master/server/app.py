@@ -230,8 +230,8 @@ class MasterServer:
             self._tally.in_flight -= 1
 
     async def _answer_in_time(self, call: c.Call, caller: Caller) -> Message:
-        """Returns the reply within the time limit. The work continues after it: the caller can
-        repeat the call."""
+        """Returns the reply, or raises DeadlineExceeded after `ANSWER_S`. Shielded work continues;
+        the caller can repeat the call."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._calls.answer(call, caller)
