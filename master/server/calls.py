@@ -1,7 +1,7 @@
-"""The replies to calls: what each message of `cachefs.core.cluster` requests from the namespace and
-the membership, and what each caller may request.
+"""The handlers of the calls of `cachefs.core.cluster`: they use the namespace and the membership,
+and check the rights of each caller.
 
-Raises the typed errors; the HTTP edge translates them into failures. All methods belong to one
+They raise the typed errors, which the HTTP edge translates into failures. All methods belong to one
 event loop.
 """
 
@@ -44,10 +44,10 @@ from master.store.run import StoreRun
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MAX_POLLS: Final = 4096  # long polls at a time
-NOWAIT_AT_ONCE: Final = 100  # items of a batch before other calls have their turn
+MAX_POLLS: Final = 4096  # long polls in flight
+NOWAIT_AT_ONCE: Final = 100  # items of a batch before the event loop runs other calls
 MAX_ADDITIONS: Final = 8
-ORIGIN_AT_ONCE: Final = 64  # items of a batch with requests to origins at a time
+ORIGIN_AT_ONCE: Final = 64  # items of a batch that may wait for origins at a time
 
 
 class Namespace(Protocol):
@@ -95,7 +95,7 @@ OpenConnector = Callable[[UfsSpec], Connector]
 
 
 class Calls:
-    """The replies of one master."""
+    """The handlers of one master."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Calls:
         open_connector: OpenConnector,
         certificate: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`open_connector` blocks and is called in a thread. `certificate`: for the status."""
+        """Runs `open_connector`, which blocks, in a thread. `certificate`: part of the status."""
         self.members = members
         self._master = master
         self._open_connector = open_connector
@@ -117,7 +117,7 @@ class Calls:
         master.load_jobs.follow(lambda: members.view)
 
     async def close(self) -> None:
-        """Ends walks and long polls; finishes adding sources."""
+        """Finishes adding sources, then ends walks and long polls."""
         await asyncio.gather(*self._additions, return_exceptions=True)
         await self._walks.close()
         self._master.load_jobs.release()
@@ -127,7 +127,7 @@ class Calls:
         return {"polls": self._waiting, "walks": len(self._walks)}
 
     def answer_nowait(self, call: c.Call, caller: Caller) -> m.Message | None:
-        """Returns the reply to a call that needs no wait, else None. Raises AccessDenied too."""
+        """Returns the reply if it needs no wait, else None. Raises AccessDenied for any call."""
         permit(caller, call)
         if caller.prefix:
             self._check_reach(call, caller)
@@ -135,7 +135,7 @@ class Calls:
         return None if now is None else now(self, call)
 
     async def answer(self, call: c.Call, caller: Caller) -> m.Message:
-        """Returns the reply to a call that `answer_nowait` permitted and did not answer."""
+        """Returns the reply to a call for which `answer_nowait` returned None."""
         later = _LATER.get(type(call))
         if later is None:
             raise ProtocolError(f"{type(call).__name__} is no call of a master")
@@ -145,7 +145,7 @@ class Calls:
 
     def _check_reach(self, call: c.Call, caller: Caller) -> None:
         """Raises AccessDenied unless every ino of the call lies at or below the caller's prefix.
-        Removed inos are left to the reply."""
+        Removed inos pass: the handler replies to them."""
         for ino in inos_of(call):
             if not self._sees(caller, ino, gone=True):
                 raise AccessDenied(f"inode {ino} is out of reach of this token")
@@ -157,8 +157,8 @@ class Calls:
             return gone
 
     def _in_reach(self, events: c.Events, caller: Caller) -> c.Events:
-        """Returns the events without the names that the caller must not see. The position advances
-        past them."""
+        """Returns the events without the names that the caller must not see. The position still
+        advances past those."""
         if not caller.prefix:
             return events
         seen = [self._seen(event, caller) for event in events.events]
@@ -279,8 +279,8 @@ class Calls:
         return c.Located(places)
 
     async def _list_next(self, call: c.ListNext, caller: Caller) -> m.Message:
-        """Lists the next directory. Does nothing if the caller must not list the names beside the
-        file's directory."""
+        """Lists the next directory, unless the caller must not see the names beside the file's
+        directory."""
         self._check_namespace(call.namespace)
         directory = self._master.path_of(call.ino).rpartition(b"/")[0]
         if caller.sees(directory.rpartition(b"/")[0]):
@@ -343,14 +343,14 @@ class Calls:
         return c.UfsFound(source)
 
     def _rows(self, caller: Caller) -> Iterable[c.UfsRow]:
-        """Returns the sources of which the caller may see a part."""
+        """Yields the sources of which the caller may see a part."""
         for row in self._master.ufs_rows():
             root = row.path.strip(b"/")
             if caller.sees(root) or not root or (caller.prefix + b"/").startswith(root + b"/"):
                 yield row
 
     async def _add_ufs(self, call: c.AddUfs, caller: Caller) -> m.Message:
-        """Adds a source. Cancelled: the work continues, and the connector gets its owner."""
+        """Adds a source. Cancellation does not stop the work: the master owns the connector."""
         if math.isnan(call.sync_interval_s):
             raise BadConfig("the sync interval is no number")
         if len(self._additions) >= MAX_ADDITIONS:
@@ -376,7 +376,7 @@ class Calls:
         return c.UfsTable(self._master.ufs_rows())
 
     async def _set_policy(self, call: m.SetPolicy, caller: Caller) -> m.Message:
-        """Sets a policy. Cancelled: the policy may be set; the caller can repeat the call."""
+        """Sets a policy. A cancelled call may have set it; the caller can repeat the call."""
         self._check_namespace(call.namespace)
         policy = await self._master.set_policy(call.path, call.policy, call.unset)
         log.info("policies of /%s were changed", _shown(call.path))
@@ -404,7 +404,7 @@ class Calls:
         )
 
     async def _sync(self, call: m.GetSync, caller: Caller) -> m.Message:
-        """Returns a sync. A path that the caller must not see has none."""
+        """Returns or stops a sync. Raises NotFound also for a path that the caller must not see."""
         self._check_namespace(call.namespace)
         reply = await self._master.sync(call.sync, call.after, stop=False)
         if not caller.sees(reply.sync.path):
