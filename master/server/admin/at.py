@@ -1,4 +1,4 @@
-"""The parts of an admin API request: its namespace, its caller and its parameters."""
+"""A decoded admin API request: its namespace, its caller and its parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Peers(Protocol):
     """A sender of requests to workers."""
 
     async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
-        """Sends one request; the caller bounds its time. Raises Unreachable, ProtocolError."""
+        """Sends a request to a worker. The handler of an admin request calls it, and bounds its
+        time. Raises Unreachable, ProtocolError."""
 
 
 class Workers(Protocol):
@@ -35,8 +36,8 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One namespace. `ask` returns the reply to a call, with its caller's rights, or raises the
-    typed errors. `peers`: None if this server cannot reach workers."""
+    """One namespace. `ask` checks the caller's rights, and returns the reply to the call or raises
+    the typed errors. `peers` is None if this server cannot reach workers."""
 
     namespace: NamespaceId
     ask: Callable[[c.Call, Caller], Awaitable[m.Message]]
@@ -46,15 +47,15 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One request, decoded: `params` of its path, `query`, `body` as its route says."""
+    """One request: `params` of its path, `query` and `body`, in the types of its route."""
 
     backend: Backend
-    namespaces: list[str]  # hex, of all that are served here
+    namespaces: list[str]  # hex, of all that this server has
     caller: Caller
     params: Any
     query: Any
     body: Any
-    key: str  # Idempotency-Key, "": none
+    key: str  # the Idempotency-Key; "": none
 
     @property
     def namespace(self) -> NamespaceId:
@@ -71,7 +72,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply with another status than 200, or with headers."""
+    """A reply with a status other than 200, or with a `Location` header."""
 
     answer: msgspec.Struct | None
     status: int
@@ -79,7 +80,7 @@ class Reply:
 
 
 def number(text: str | None) -> int:
-    """Returns the `next` of lists that count. Raises BadConfig."""
+    """Returns the position in a list from its `next`; None: 0. Raises BadConfig."""
     if text is None:
         return 0
     if not text.isascii() or not text.isdigit() or len(text) > 18:
@@ -88,7 +89,7 @@ def number(text: str | None) -> int:
 
 
 def position(text: str | None) -> bytes:
-    """Returns the `next` of walks. Raises BadConfig."""
+    """Returns the cursor of a walk from its `next`; None: empty. Raises BadConfig."""
     try:
         return bytes.fromhex(text or "")
     except ValueError as err:
