@@ -1,8 +1,9 @@
-"""The edge of the admin API: from a request to its route, and from replies and errors to JSON.
+"""The HTTP edge of the admin API: it passes requests to their routes, and encodes replies and
+errors as JSON.
 
-Browsers are kept out. A request that writes must declare a JSON body: a page of another site needs
-a permission for that, which this server never gives. On loopback the server answers only requests
-for names of this machine: another site may have its name resolved to loopback.
+It refuses pages of other sites in a browser. A request that writes must declare a JSON body, for
+which such a page needs a CORS permission that this server never gives. On loopback, requests must
+name this machine as the host: another site may resolve its name to loopback (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from master.server.http import Answer, read_body, status_of
 
 log = logging.getLogger(__name__)
 
-MOST_REQUESTS: Final = 128  # at a time; some wait for all workers, and take seconds
+MOST_REQUESTS: Final = 128  # in flight; some wait seconds for all workers
 _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NEED_JSON: Final = ("POST", "PATCH", "PUT")
@@ -44,7 +45,7 @@ Authorize = Callable[[web.BaseRequest], Caller]
 
 
 class Refused(CacheFSError):
-    """A request with an HTTP status of its own."""
+    """A refused request, with the HTTP status and the headers of the reply."""
 
     code = "refused"
 
@@ -60,9 +61,9 @@ class Question(NamedTuple):
 
 
 class AdminApp:
-    """The handler of requests below `API`. `backends`: of every namespace; the first is the
-    default. `authorize`: as `Guard.caller`. `on_loopback`: requests for other host names are
-    refused. `on_failure(code)` is called for each failure."""
+    """The handler of requests below `API`. `backends` returns one per namespace; the first is the
+    default. `authorize`: as `Guard.caller`. `on_loopback`: the app refuses other host names. It
+    calls `on_failure(code)` for each failure."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class AdminApp:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         self._check_host(request)
         if request.rel_url.raw_path == a.OPENAPI_PATH and request.method in ("GET", "HEAD"):
-            return _json(openapi.text(), 200)  # has nothing of this cluster: no token is needed
+            return _json(openapi.text(), 200)  # the same for every cluster: needs no token
         asked = _question(request)
         caller = self._caller(request)
         data = await self._body(request)
@@ -166,8 +167,8 @@ class AdminApp:
 
 
 def _question(request: web.BaseRequest) -> Question:
-    """Returns the route of a request. Raises NotFound; Refused for a method that the page does not
-    have."""
+    """Returns the route of a request, and its path's parameters. Raises NotFound, or Refused for a
+    method that the page does not have."""
     below = request.rel_url.raw_path.removeprefix(a.API)
     segments = [urllib.parse.unquote(part, errors="replace") for part in below.split("/")[1:]]
     if segments and not segments[-1]:
