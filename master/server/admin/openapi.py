@@ -1,4 +1,4 @@
-"""The OpenAPI page of the admin API, made from its routes and the types of their bodies."""
+"""The OpenAPI page of the admin API, generated from its routes and the types of their bodies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def page() -> dict[str, Any]:
 
 
 def text() -> bytes:
-    """Returns the page as it is served, and kept in docs/openapi.json."""
+    """Returns the page as the server sends it. docs/openapi.json is a copy."""
     return msgspec.json.format(msgspec.json.encode(page()), indent=2) + b"\n"
 
 
@@ -86,7 +86,7 @@ def _parameters(kind: type[msgspec.Struct], where: str) -> Iterator[dict[str, An
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter is given or left out, never null."""
+    """Returns a parameter's schema without null: a caller leaves the parameter out instead."""
     found = dict(schema)
     choices = [one for one in found.pop("anyOf", ()) if one.get("type") != "null"]
     if choices:
