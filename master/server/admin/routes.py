@@ -1,4 +1,4 @@
-"""The admin API's routes: one table, which answers requests and makes the OpenAPI page."""
+"""The admin API's routes: the table that requests and the OpenAPI page use."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Handler = Callable[[At], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`answers`: status -> the body's type, None for none. `path` is below `API`. `keyed`: takes an
-    Idempotency-Key."""
+    """A method of a path below `API`. `answers`: status -> type of the body (None: no body).
+    `keyed`: accepts an Idempotency-Key."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class Route:
 
     @property
     def operation(self) -> str:
-        """A name for generated clients."""
+        """The name of the operation in generated clients."""
         return self.handler.__name__
 
 
@@ -244,7 +244,7 @@ _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
 def match(path: str, segments: list[str]) -> dict[str, str] | None:
-    """The parameters of a route's path, where the segments of a request's are of it."""
+    """Returns the parameters of a route's path, or None if the segments do not match it."""
     wanted = path.split("/")[1:]
     if len(wanted) != len(segments):
         return None
@@ -259,8 +259,8 @@ def match(path: str, segments: list[str]) -> dict[str, str] | None:
 
 
 def find(segments: list[str]) -> list[tuple[Route, dict[str, str]]]:
-    """The routes of a path below the API's, and its parameters; those that name more of it come
-    first."""
+    """Returns the routes that match a path below `API`, with its parameters: only those with the
+    fewest parameters."""
     found = [
         (route, params) for route in ROUTES if (params := match(route.path, segments)) is not None
     ]
