@@ -1,4 +1,4 @@
-"""What the HTTP edge counts: calls by kind, failures by code, how long answers took."""
+"""The counters of the HTTP edge: calls by kind, failures by code, and the time of replies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class CallMetrics:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self.took_s = Histogram()  # long polls are left out
+        self.took_s = Histogram()  # without long polls
         self.in_flight = 0
 
     def answered(self, kind: str, took_s: float | None) -> None:
-        """`took_s` None: it waited for news."""
+        """Counts a reply. `took_s` is None for a long poll."""
         self.calls[kind] += 1
         if took_s is not None:
             self.took_s.observe(took_s)
