@@ -1,4 +1,4 @@
-"""What the master's HTTP pages have in common: bodies read within bounds, statuses of errors."""
+"""The common parts of the master's HTTP pages: bounded reads of bodies, statuses of errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import ClientPayloadError, web
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.network.guard import RefusedRequest
 
-BODY_S: Final = 20.0  # for the body of a request
+BODY_S: Final = 20.0  # the timeout of a request's body
 STATUS_OF: Final = {
     "protocol": 400,
     "bad-config": 400,
@@ -33,7 +33,7 @@ STATUS_OF: Final = {
 
 
 class Answer(web.Response):
-    """A response without its body once it was sent: an idle connection keeps its last one."""
+    """A response that drops its body once it is sent: an idle connection keeps its response."""
 
     async def write_eof(self, data: bytes = b"") -> None:
         await super().write_eof(data)
@@ -51,8 +51,8 @@ def status_of(err: CacheFSError) -> int:
 
 
 async def read_body(request: web.BaseRequest, most_bytes: int) -> bytes:
-    """Read past the request, which would keep it. Raises ProtocolError for what is too large, comes
-    too slowly or breaks off."""
+    """Returns the body, read from the stream: `request.read` would keep a copy. Raises
+    ProtocolError for a body that is too large, too slow or incomplete."""
     chunks, size_bytes = [], 0
     try:
         async with asyncio.timeout(BODY_S):
