@@ -1,5 +1,5 @@
-"""Answers to calls about load jobs, and what of them a caller with a path may see: jobs all of
-whose paths lie at or below it.
+"""The handlers of calls about load jobs. A caller whose token has a path sees only jobs whose paths
+all lie at or below it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from master.jobs.service import LoadJobs
 
 
 class JobCalls:
-    """The load jobs of one master."""
+    """The handlers for the load jobs of one master."""
 
     def __init__(self, jobs: LoadJobs) -> None:
         self._jobs = jobs
@@ -57,7 +57,7 @@ class JobCalls:
 
 
 def _key(key: str, caller: Caller) -> str:
-    """Keys of callers with other paths never meet: whose job it is would be told."""
+    """Returns the key, made unique to the caller's path: it must not find another path's job."""
     return f"{caller.prefix.hex()}/{key}" if key and caller.prefix else key
 
 
