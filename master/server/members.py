@@ -1,6 +1,6 @@
 """The running membership: its record in the store, its clock, and the waits for the next view.
 
-No caller gets a view before the record that has it is durable. All methods belong to one event
+No caller gets a view before the record with this view is durable. All methods belong to one event
 loop.
 """
 
@@ -37,8 +37,9 @@ async def _nothing() -> None:
 
 
 class Members:
-    """Opens the membership that the last master left in `store`. Awaits `on_set_back` when a worker
-    knows a later state of the store, before any reply. Blocks for a read. Raises BadConfig."""
+    """The membership that the last master recorded in `store`. If a worker knows a later state of
+    the store, it awaits `on_set_back` before any reply. The constructor blocks for a read, and
+    raises BadConfig."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Members:
     ) -> None:
         self._store = store
         self._on_set_back = on_set_back
-        self._is_set_back = False  # and `on_set_back` has not ended yet
+        self._is_set_back = False  # until `on_set_back` has ended
         self._clock = clock
         with store.snapshot() as reader:
             value = reader.get(Table.MEMBERS, RECORD_KEY)
@@ -57,19 +58,19 @@ class Members:
         self._membership = Membership(clock(), record, lost_after_s)
         self.heartbeat_s = lost_after_s * HEARTBEAT_S / LOST_AFTER_S  # sent to the workers
         self._view = self._membership.view  # the last one that is durable
-        self.unsettled_since_s = time.time() if self._view.before else 0.0  # wall; 0: settled
+        self.unsettled_since_s = time.time() if self._view.before else 0.0  # wall clock; 0: settled
         self._decided = self._durable = 0  # changes of the record
         self._saving: asyncio.Task[None] | None = None
         self._next = asyncio.Event()
         self._ticks: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the workers' clocks: those that the last master knew have all of their time."""
+        """Starts the workers' clocks. Recorded workers get their full time until they are lost."""
         self._note(self._membership.handle(Tick(), self._clock()))
         self._ticks = asyncio.ensure_future(self._tick())
 
     async def close(self) -> None:
-        """Saves all decisions. Idempotent. Waits for a view end with the present one."""
+        """Saves all decisions. Waits for a view then end with the present one. Idempotent."""
         ticks, self._ticks = self._ticks, None
         if ticks is not None:
             ticks.cancel()
@@ -91,13 +92,13 @@ class Members:
         return self._membership.counts()
 
     async def register(self, event: Register) -> View:
-        """Returns the view that the worker begins with, as `handle` does."""
+        """Returns the first view of the worker. Raises what `handle` raises."""
         await self.handle(event)
         return self._view
 
     async def handle(self, event: Event) -> View | Beaten | Done:
-        """Returns the reply once what it says is durable. Raises what `Membership.handle` does, and
-        what the store does (NoSpace, Unavailable): the worker repeats the call."""
+        """Returns the reply once its content is durable. Raises the errors of `Membership.handle`,
+        and of the store (NoSpace, Unavailable): the worker repeats the call."""
         outcome = self._membership.handle(event, self._clock())
         self._note(outcome)
         self._is_set_back |= outcome.set_back
@@ -109,7 +110,7 @@ class Members:
         return outcome.answer
 
     async def later_view(self, after: int, wait_s: float) -> View:
-        """Returns a view of a later epoch than `after`, or the present one after the wait."""
+        """Returns a view with an epoch above `after`, or the present one at the end of the wait."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(wait_s, MAX_WAIT_S))):
                 while self._view.epoch <= after and self._ticks is not None:
@@ -169,7 +170,7 @@ class Members:
 
 
 def _tells_nothing(outcome: Outcome) -> bool:
-    """Returns whether a reply has nothing that a crash could undo."""
+    """Returns whether the reply has no content that a crash could undo."""
     return isinstance(outcome.answer, Beaten) and outcome.answer.view is None
 
 
