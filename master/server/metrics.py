@@ -1,4 +1,4 @@
-"""The master's metrics, put together when they are asked for. docs/metrics.md is their table."""
+"""The master's metrics, collected at each scrape. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
