@@ -1,4 +1,4 @@
-"""The membership of a master whose one worker is in the same process: it never changes."""
+"""The membership of a master whose only worker runs in the same process: it never changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKER: Final = "local"
 
 
 class SingleWorkerMembership:
-    """In the place of `Members`. `row`: what the worker says of itself now."""
+    """The counterpart of `Members`. `row` returns the worker's present row."""
 
     heartbeat_s: Final = HEARTBEAT_S
     unsettled_since_s: Final = 0.0
