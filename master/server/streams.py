@@ -1,8 +1,8 @@
 """Long polls for invalidations: polls at one position share one reader of the stream.
 
-The more polls wait, the longer a reader gathers events before it replies, so that a storm of
-changes costs a share of a core only. A reader ends with the last of its polls. All methods belong
-to one event loop.
+The more polls wait, the longer a reader gathers events before it replies, so that a burst of
+changes costs only part of a core. A reader ends when its last poll ends. All methods belong to one
+event loop.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cachefs.core.messages import Invalidate
 
 MAX_WAIT_S: Final = 50.0
 EVENTS_AT_ONCE: Final = 200
-GATHER_S: Final = 0.25  # at most; per waiting poll:
-GATHER_EACH_S: Final = 0.0003
+GATHER_S: Final = 0.25  # at most
+GATHER_EACH_S: Final = 0.0003  # for each waiting poll but the first
 
 
 class EventSource(Protocol):
@@ -41,8 +41,8 @@ class EventPolls:
         return sum(reader.waiting for reader in self._readers.values())
 
     async def poll(self, after: int, wait_s: float) -> Events:
-        """Returns the events after a position (negative: from now on), none at the end of the wait.
-        Raises PositionGone; Unavailable when the master ends."""
+        """Returns the events after a position (negative: the present one), or none at the end of
+        the wait. Raises PositionGone, or Unavailable when the master stops."""
         if after < 0:
             after = self._source.position
         reader = self._readers.get(after)
@@ -64,7 +64,7 @@ class EventPolls:
 
 
 class _Reader:
-    """A position of the stream, and the number of polls that wait there."""
+    """The reader from one position of the stream, and the number of polls that wait for it."""
 
     def __init__(
         self, after: int, stream: AsyncIterator[Invalidate], ended: Callable[[_Reader], None]
@@ -83,7 +83,7 @@ class _Reader:
             self.waiting -= 1
             is_over = self.task.done()
             if not is_over and not self.waiting:
-                self._ended(self)  # a poll before the task's end starts another reader
+                self._ended(self)  # a poll before the task ends starts another reader
                 self.task.cancel()
         if not is_over:
             return Events([], self.after)
@@ -92,7 +92,7 @@ class _Reader:
         return self.task.result()
 
     async def _read(self, stream: AsyncIterator[Invalidate]) -> Events:
-        """Returns the first event, whenever it occurs, and those soon after it."""
+        """Returns the next event and those soon after it. Waits for the first without limit."""
         events: list[Invalidate] = []
         step = asyncio.ensure_future(_step(stream))
         try:
