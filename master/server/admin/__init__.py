@@ -1,2 +1,2 @@
-"""The admin API (`cachefs.core.admin`): JSON over HTTP for people's programs, a thin edge over the
-calls of a master."""
+"""The admin API (`cachefs.core.admin`): JSON over HTTP for operators' programs, a thin layer over
+the calls of a master."""
