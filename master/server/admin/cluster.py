@@ -1,4 +1,4 @@
-"""The admin API's sources, workers and status."""
+"""The admin API's handlers for sources, workers and status."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def remove_worker(at: At) -> Reply:
 
 
 async def _worker(at: At) -> a.Worker:
-    """Raises NotFound."""
+    """Returns the worker by its id, a unique start of it, or its address. Raises NotFound."""
     rows = (await at.ask(c.ListWorkers(), c.WorkerTable)).rows
     name: str = at.params.worker
     exact = [row for row in rows if name in (row.id, row.url, row.url.partition("://")[2])]
