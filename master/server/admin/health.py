@@ -1,4 +1,4 @@
-"""The admin API's health: the facts of this master and its workers, and what is wrong by them."""
+"""The admin API's health: the facts of this master and its workers, and the problems in them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from master.server.admin.policies import quota_uses
 
 
 async def show(at: At) -> a.Health:
-    """Answers `GET /health`. Raises AccessDenied for a token with a path: it names all sources."""
+    """Handles `GET /health`. Raises AccessDenied for a token with a path: it names all sources."""
     tree = dict((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
-    if "cache" not in tree:  # an embedded server's own document has its cache and quotas
+    if "cache" not in tree:  # an embedded server's document has its cache and quotas
         tree["workers"] = [_worker(row) for row in at.backend.workers.rows()]
         tree["quotas"] = [msgspec.to_builtins(one) for one in await quota_uses(at, b"")]
     return a.Health(health(facts_of(tree), time.time()))
