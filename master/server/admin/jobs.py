@@ -1,4 +1,4 @@
-"""The admin API's load jobs and syncs."""
+"""The admin API's handlers for load jobs and syncs."""
 
 from __future__ import annotations
 
