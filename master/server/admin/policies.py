@@ -1,4 +1,4 @@
-"""The admin API's policies and quotas."""
+"""The admin API's handlers for policies and quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def show_policy(at: At) -> a.PolicyAt:
 
 
 async def change_policy(at: At) -> a.PolicyAt:
-    """Sets policies, which are durable and in force on every worker at the reply."""
+    """Sets policies. At the reply, they are durable and in force on every worker."""
     path = a.bytes_of(at.query.path)
     body: a.PolicyChange = at.body
     await at.ask(m.SetPolicy(at.namespace, path, body.set, [*body.unset]), m.PolicySet)
@@ -39,7 +39,7 @@ async def list_quotas(at: At) -> a.Quotas:
 
 
 async def quota_uses(at: At, path: bytes) -> list[a.QuotaUse]:
-    """Returns the quotas that hold for a path and those below it, with what they use, by path."""
+    """Returns the quotas that hold for a path or lie below it, with their used bytes, by path."""
     found = await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt)
     below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
     used = _used(at)
@@ -52,7 +52,7 @@ async def quota_uses(at: At, path: bytes) -> list[a.QuotaUse]:
 
 
 def _used(at: At) -> dict[str, int]:
-    """Returns the used bytes by shown path, of all workers, as of their last heartbeats."""
+    """Returns the used bytes of all workers by shown path, from their last heartbeats."""
     total: dict[str, int] = {}
     for row in at.backend.workers.rows():
         for where, size_bytes in row.facts.get("quota_used_bytes", {}).items():
