@@ -1,5 +1,5 @@
-"""Parameters of the admin API: of paths (`/jobs/{job}`) and of queries. Each struct is what a route
-takes; OpenAPI's parameters are made from its fields."""
+"""The parameters of the admin API, in paths (`/jobs/{job}`) and in queries. Each struct has those
+of a route; the OpenAPI page has one for each field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Number = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all; alone: nothing."""
+    """The base of all parameters; a route without parameters uses it alone."""
 
 
 class Query(Params, frozen=True):
@@ -38,7 +38,7 @@ class Page(Query, frozen=True):
 
 
 class Next_(Query, frozen=True):
-    """A list whose pages are as long as they are."""
+    """The query of a list whose page size the handler decides."""
 
     next: Next | None = None
 
