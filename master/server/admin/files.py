@@ -161,8 +161,7 @@ def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
 
 
 async def free(at: At) -> a.Freed:
-    """Frees files, except pinned ones, on every worker that replies. Raises InUse for a pinned
-    path."""
+    """Frees unpinned files on every worker that replies. Raises InUse for a pinned path."""
     body: a.FreeRequest = at.body
     path = a.bytes_of(body.path)
     permit(at.caller, m.Free(at.namespace, path))
