@@ -22,8 +22,7 @@ class Peers(Protocol):
     """A sender of requests to workers."""
 
     async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
-        """Sends a request to a worker. The handler of an admin request calls it, and bounds its
-        time. Raises Unreachable, ProtocolError."""
+        """Sends one request; the handler bounds its time. Raises Unreachable, ProtocolError."""
 
 
 class Workers(Protocol):
@@ -36,7 +35,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One namespace. `ask` checks the caller's rights, and returns the reply to the call or raises
+    """A namespace. `ask` checks the caller's rights, and returns the reply to the call or raises
     the typed errors. `peers` is None if this server cannot reach workers."""
 
     namespace: NamespaceId
@@ -47,7 +46,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One request: `params` of its path, `query` and `body`, in the types of its route."""
+    """A request: the `params` of its path, `query` and `body`, in the types of its route."""
 
     backend: Backend
     namespaces: list[str]  # hex, of all that this server has
