@@ -72,7 +72,7 @@ _WAITING: Final = (c.GetEvents, c.GetView, c.Work)
 
 
 class MasterServer:
-    """One master on one address. The caller owns `master`, and closes it after `stop`."""
+    """The server of one master on one address. The caller closes `master` after `stop`."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class MasterServer:
 
 
 class _Encoder:
-    """The encoder of replies. It encodes a view once: all workers get the same one."""
+    """The encoder of replies. It encodes a reply with a view once for all workers."""
 
     def __init__(self) -> None:
         self._view: View | None = None
