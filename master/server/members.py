@@ -37,9 +37,8 @@ async def _nothing() -> None:
 
 
 class Members:
-    """The membership that the last master recorded in `store`. If a worker knows a later state of
-    the store, it awaits `on_set_back` before any reply. The constructor blocks for a read, and
-    raises BadConfig."""
+    """The membership recorded in `store`. Awaits `on_set_back` before any reply if a worker knows
+    a later state of the store. The constructor blocks for a read, and raises BadConfig."""
 
     def __init__(
         self,
