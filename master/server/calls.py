@@ -104,7 +104,7 @@ class Calls:
         open_connector: OpenConnector,
         certificate: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Runs `open_connector`, which blocks, in a thread. `certificate`: part of the status."""
+        """Keeps `open_connector`, which blocks: threads call it. `certificate`: for the status."""
         self.members = members
         self._master = master
         self._open_connector = open_connector
@@ -127,7 +127,7 @@ class Calls:
         return {"polls": self._waiting, "walks": len(self._walks)}
 
     def answer_nowait(self, call: c.Call, caller: Caller) -> m.Message | None:
-        """Returns the reply if it needs no wait, else None. Raises AccessDenied for any call."""
+        """Returns the reply if it needs no wait, else None. Raises AccessDenied in both cases."""
         permit(caller, call)
         if caller.prefix:
             self._check_reach(call, caller)
@@ -145,7 +145,7 @@ class Calls:
 
     def _check_reach(self, call: c.Call, caller: Caller) -> None:
         """Raises AccessDenied unless every ino of the call lies at or below the caller's prefix.
-        Removed inos pass: the handler replies to them."""
+        Removed inos pass: the handler reports them."""
         for ino in inos_of(call):
             if not self._sees(caller, ino, gone=True):
                 raise AccessDenied(f"inode {ino} is out of reach of this token")
