@@ -29,7 +29,7 @@ _CURSOR = struct.Struct(">16sQ")
 
 
 class Walks:
-    """The walks, at most `MAX_WALKS`. A sweep every `IDLE_S` ends those without a call since."""
+    """The walks, at most `MAX_WALKS`. Every `IDLE_S`, a sweep ends those idle for `IDLE_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
