@@ -33,7 +33,7 @@ STATUS_OF: Final = {
 
 
 class Answer(web.Response):
-    """A response that drops its body once it is sent: an idle connection keeps its response."""
+    """A response that drops its sent body: an idle connection keeps its last response."""
 
     async def write_eof(self, data: bytes = b"") -> None:
         await super().write_eof(data)
