@@ -15,7 +15,7 @@ from master.server.admin.policies import quota_uses
 
 
 async def show(at: At) -> a.Health:
-    """Handles GET /health. Raises AccessDenied for a token with a path: it sees all sources."""
+    """Handles GET /health. Raises AccessDenied for a token with a path: it shows all sources."""
     tree = dict((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
     if "cache" not in tree:  # an embedded server's document has its cache and quotas
         tree["workers"] = [_worker(row) for row in at.backend.workers.rows()]
