@@ -3,7 +3,6 @@ The functions follow the blocking mode of the socket and keep no state."""
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -11,14 +10,13 @@ from typing import Final
 
 from cachefs.core.errors import ProtocolError, Unreachable
 from cachefs.core.messages import MAX_FRAME_BYTES
+from cachefs.network.unix_sockets import fds_in, fds_room, peer_credentials
 
 MAX_IN_FLIGHT: Final = 3072  # calls of one connection
 CONNECT_LIMIT_S: Final = 2.0  # the queue of a server that hangs may be full
 _MAX_FDS: Final = 4  # more than one is an error, but all of them must be closed
-_FD_BYTES: Final = array.array("i").itemsize
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # int, because enums are slow
-_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
-_CREDENTIALS: Final = struct.Struct("3i")  # pid uid gid
+_ANCILLARY_BYTES: Final = fds_room(_MAX_FDS)
 _TIMEVAL: Final = struct.Struct("@ll")
 _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
@@ -66,18 +64,12 @@ def connect_long(sock: socket.socket, path: str) -> None:
 
 def listener_pid(sock: socket.socket) -> int:
     """Returns the pid of the listening process; 0 if it is in another pid namespace."""
-    return _credentials(sock)[0]
+    return peer_credentials(sock)[0]
 
 
 def listener_uid(sock: socket.socket) -> int:
     """Returns the user of the listening process."""
-    return _credentials(sock)[1]
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
+    return peer_credentials(sock)[1]
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:
@@ -87,20 +79,12 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
     data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
     if not ancillary and not flags & _CUT_OFF:
         return data, None
-    fds = _descriptors(ancillary)
+    fds = fds_in(ancillary)
     if len(fds) > 1 or flags & _CUT_OFF:
         for fd in fds:
             os.close(fd)
         raise ProtocolError("a frame of the server was truncated")
     return data, fds[0] if fds else None
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    return list(fds)
 
 
 def close_fd(fd: int | None) -> None:

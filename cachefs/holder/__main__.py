@@ -11,15 +11,14 @@ import fcntl
 import os
 import selectors
 import socket
-import struct
 import sys
 from collections.abc import Iterable
 
 from cachefs.holder.holdings import Close, Holdings, Send
 from cachefs.holder.protocol import SOCKET_NAME, Datagram, close_all, receive, send
+from cachefs.network.unix_sockets import peer_credentials
 
 MAX_CONNECTIONS = 64
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
 class Holder:
@@ -47,7 +46,7 @@ class Holder:
             sock, _ = self._listener.accept()
         except OSError:
             return  # the peer has gone, or no descriptor is left: it tries again
-        if _peer_uid(sock) != os.geteuid() or len(self._connections) >= MAX_CONNECTIONS:
+        if peer_credentials(sock)[1] != os.geteuid() or len(self._connections) >= MAX_CONNECTIONS:
             return sock.close()
         sock.setblocking(False)
         self._connections.add(sock)
@@ -82,12 +81,6 @@ class Holder:
         self._selector.unregister(sock)
         sock.close()
         self._act(self._holdings.ended(sock))
-
-
-def _peer_uid(sock: socket.socket) -> int:
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(data)[1]
-    return uid
 
 
 def _private_directory(path: str) -> int:

@@ -15,18 +15,18 @@ Anything else gets ERROR + a text.
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from cachefs.network.unix_sockets import fds_in, fds_message, fds_room
 
 MAX_BYTES = 64 << 10  # of a datagram
 MAX_META_BYTES = 32 << 10
 MAX_KEY_BYTES = 100
 MAX_FDS = 4
 SOCKET_NAME = "holder.sock"
-_FD_BYTES = array.array("i").itemsize
 
 
 class Datagram(NamedTuple):
@@ -42,17 +42,15 @@ def send(sock: socket.socket, datagram: Datagram) -> None:
     """Sends a datagram; duplicates its descriptors. Raises OSError, BlockingIOError for a peer that
     does not read."""
     verb, key, data, fds = datagram
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     line = f"{verb} {key}\n".encode()
-    sock.sendmsg([line, data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    sock.sendmsg([line, data], fds_message(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def receive(sock: socket.socket) -> Datagram | None:
     """Returns the next datagram; None at the end. Raises OSError, and ValueError (after closing
     descriptors) for a datagram that is cut off or not text."""
-    room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
-    body, rights, flags, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    fds = [fd for right in rights for fd in _descriptors(*right)]
+    body, rights, flags, _ = sock.recvmsg(MAX_BYTES, fds_room(MAX_FDS), socket.MSG_CMSG_CLOEXEC)
+    fds = fds_in(rights)
     try:
         if not body:
             return None
@@ -70,11 +68,3 @@ def receive(sock: socket.socket) -> Datagram | None:
 def close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _descriptors(level: int, kind: int, data: bytes) -> list[int]:
-    if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-        return []
-    fds = array.array("i")
-    fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    return list(fds)

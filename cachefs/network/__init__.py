@@ -1,1 +1,1 @@
-"""Network access control shared by the HTTP servers and clients of masters and workers."""
+"""Access control shared by servers and clients, of HTTP and of Unix sockets."""

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService, Sources
+from cachefs.network.unix_sockets import peer_credentials
 from connectors.idle import close_idle
 from worker.prefetch.open_runs import MOST_FILES
 from worker.prefetch.prefetcher import Prefetcher
@@ -202,8 +202,9 @@ class NodeServer:
             if self._pace.is_due(time.monotonic()):
                 log.warning("cannot accept a session, trying again: %s", err.strerror)
             return self._pause_accepting()
-        if _peer_uid(sock) not in (0, os.geteuid()):
-            log.warning("refused a session of uid %d", _peer_uid(sock))
+        _, uid, _ = peer_credentials(sock)
+        if uid not in (0, os.geteuid()):
+            log.warning("refused a session of uid %d", uid)
             sock.close()
             return
         self._sessions.add(Session(self, sock))
@@ -218,12 +219,6 @@ class NodeServer:
     def _accept_again(self) -> None:
         if self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-
-
-def _peer_uid(sock: socket.socket) -> int:
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", raw)[1]
-    return uid
 
 
 def _processes(session: Session) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ upgrade with the same messages, on the supervisor's socket in the state home.
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from typing import Final
@@ -16,11 +15,11 @@ import msgspec
 from cachefs.core.errors import ProtocolError
 from cachefs.core.messages import Failure
 from cachefs.fuse.kernel.negotiation import Negotiated
+from cachefs.network.unix_sockets import fds_in, fds_message, fds_room
 
 BEAT_S: Final = 0.25
 MAX_BYTES: Final = 64 << 10
 MAX_FDS: Final = 2
-_FD_BYTES: Final = array.array("i").itemsize
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True):
@@ -95,22 +94,21 @@ _negotiated = msgspec.msgpack.Decoder(Negotiated)
 
 def send(sock: socket.socket, note: ControlMessage, fds: tuple[int, ...] = ()) -> None:
     """Sends without blocking. Raises OSError: BlockingIOError when the peer does not read."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # which `socket.send_fds` does not pass on
-    sock.sendmsg([_encoder.encode(note)], rights, flags)
+    sock.sendmsg([_encoder.encode(note)], fds_message(fds), flags)
 
 
 def receive(sock: socket.socket) -> tuple[AnyControlMessage | None, list[int]]:
     """Returns a message and its descriptors (close-on-exec), which the caller owns; None at the
     end. Blocks as the socket does. Raises OSError, ProtocolError (after closing descriptors)."""
-    room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
+    room = fds_room(MAX_FDS)
     try:
         data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         # The peer ended with unread messages. The kernel reports this once, before the peer's last
         # messages, which are still queued (net/unix/af_unix.c: the error precedes the queue).
         data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    fds = [fd for right in rights for fd in _descriptors(*right)]
+    fds = fds_in(rights)
     if not data:
         return None, fds
     try:
@@ -119,14 +117,6 @@ def receive(sock: socket.socket) -> tuple[AnyControlMessage | None, list[int]]:
         for fd in fds:
             os.close(fd)
         raise ProtocolError(f"not a known message: {err}") from err
-
-
-def _descriptors(level: int, kind: int, data: bytes) -> list[int]:
-    if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-        return []
-    fds = array.array("i")
-    fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    return list(fds)
 
 
 def encode_negotiated(values: Negotiated) -> bytes:
