@@ -64,9 +64,9 @@ async def _protected(
 ) -> Sizes:
     """Returns those that the master refuses to have evicted, as far as it answers until then."""
     found: Sizes = {}
-    keys, unanswered = [*sizes], permission.unanswered
+    keys = [*sizes]
     for start in range(0, len(keys), AT_ONCE):
-        if context.monotonic() >= until_s or permission.unanswered != unanswered:
+        if context.monotonic() >= until_s:
             break
         answer = await permission.request(keys[start : start + AT_ONCE], ANSWER_S)
         found.update((key, sizes[key]) for key in answer.refused)

@@ -473,9 +473,8 @@ class Tier:
         until_s = time.monotonic() + wait_s  # all of them end at the same time
         ended = self._supply.close(wait_s)
         ended &= self.disk.closers.close(until_s - time.monotonic())
-        ended &= self.disk.threads.close(
-            wait_s
-        )  # before the writer: calls wait there for their commits
+        # Before the writer: calls wait there for their commits.
+        ended &= self.disk.threads.close(wait_s)
         committed = self.disk.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)
         if ended and committed:

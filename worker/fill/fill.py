@@ -315,10 +315,8 @@ class Filler:
     def _cache_transfer(self, piece: Piece, first: int) -> Transfer:
         def on_page(page: int, checksum: int) -> None:
             if page == piece.end - 1:
-                piece.last = (
-                    page,
-                    checksum,
-                )  # reported with the end of the transfer: one wake-up less
+                # Reported with the end of the transfer: one wake-up less.
+                piece.last = page, checksum
             else:
                 self._disk.wake.call(self._cached_page, piece, page, checksum)
 

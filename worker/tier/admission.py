@@ -88,6 +88,7 @@ class Admission:
         self._shrink_pause_s = PAUSE_S
         self._shrink_at_s = float("-inf")
         self._permission = permission
+        self._unanswered = 0  # requests for permission without an answer
         self._named_quotas = Named()
         self._demotion = Demotion(context, contents)
         self.order_loaded = asyncio.Event()
@@ -99,7 +100,7 @@ class Admission:
     async def reserve(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Promises room in the cache (for this entry); False when admission refuses it, nothing can
         go, or the disk is degraded. Cancelled: nothing is reserved."""
-        if not self._disk.health.writable(self._context.monotonic()):
+        if not self._is_writable():
             return False
         if self._contents.ledger.over_limit_bytes:
             return self._refuse()  # whoever reads does not wait until the cache has shrunk
@@ -112,13 +113,13 @@ class Admission:
         if verdict is Verdict.REFUSE or self._context.monotonic() < self._nothing_until_s:
             return self._refuse()
         async with self._one_at_a_time:
-            writable = self._disk.health.writable(self._context.monotonic())
+            writable = self._is_writable()
             return writable and await self._reserve_by_evicting(size_bytes, entry)
 
     def reserve_nowait(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Reserves room if there is some. Returns False where admission must decide or make
         room."""
-        if not self._disk.health.writable(self._context.monotonic()):
+        if not self._is_writable():
             return False
         if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
             return False
@@ -138,8 +139,11 @@ class Admission:
             self._check_writable()
             await self._reserve_for_load(size_bytes, entry)
 
+    def _is_writable(self) -> bool:
+        return self._disk.health.writable(self._context.monotonic())
+
     def _check_writable(self) -> None:
-        if not self._disk.health.writable(self._context.monotonic()):
+        if not self._is_writable():
             raise Unavailable("the cache disk takes nothing for now")
 
     async def _reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
@@ -147,13 +151,13 @@ class Admission:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
             await within(self.order_loaded.wait(), ORDER_WAIT_S)
-        unanswered = self._permission.unanswered
+        unanswered = self._unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
             await self._make_room_thoroughly(size_bytes, monotonic() + THOROUGH_S)
         if self._take(size_bytes, entry):
             return
-        if self._permission.unanswered != unanswered:
+        if self._unanswered != unanswered:
             raise Unavailable("the master does not say what may be evicted")
         self._nothing_for_loads_until_s = monotonic() + PAUSE_S
         self._refuse()
@@ -178,20 +182,16 @@ class Admission:
 
     def may_fit(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Returns whether `reserve` would try to admit the bytes now. Promises nothing."""
-        if (
-            not self._disk.health.writable(self._context.monotonic())
-            or self._contents.ledger.over_limit_bytes
-        ):
+        if not self._is_writable() or self._contents.ledger.over_limit_bytes:
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
     def may_fit_load(self, size_bytes: int) -> bool:
         """Returns whether `reserve_for_load` would try it now."""
-        if not self._disk.health.writable(self._context.monotonic()):
+        if not self._is_writable():
             return False
-        return (
-            size_bytes <= self._contents.ledger.free_for_files + self._contents.ledger.cached_bytes
-        )
+        ledger = self._contents.ledger
+        return size_bytes <= ledger.free_for_files + ledger.cached_bytes
 
     async def _reserve_by_evicting(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
         self._leftovers.check(urgent=True)
@@ -288,12 +288,9 @@ class Admission:
         async with self._one_at_a_time:
             if self._demotion.copying:
                 return  # what is on its way to a slower tier makes room soon
-            if self.order_loaded.is_set() and self._disk.health.writable(self._context.monotonic()):
-                idle_s = (
-                    None
-                    if self._context.config.admission == "always"
-                    else self._context.config.idle_after_s
-                )
+            if self.order_loaded.is_set() and self._is_writable():
+                config = self._context.config
+                idle_s = None if config.admission == "always" else config.idle_after_s
                 await self._make_room(self._contents.ledger.free_for_files + size_bytes, idle_s)
 
     async def shrink(self) -> None:
@@ -371,7 +368,7 @@ class Admission:
     async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
         """Evicts this much of these and a little more, as far as permitted; returns the number of
         permitted ones."""
-        allowed, _, until_s = await self._permission.request(self._not_live(keys))
+        allowed, until_s = await self._permitted(self._not_live(keys))
         self._contents.defer([*set(keys) - set(allowed)])
         short_bytes += min(self._contents.ledger.limit_bytes // 128, 32 << 20)
         then = functools.partial(self._evict_copied, short_bytes=short_bytes, reason=reason)
@@ -386,10 +383,16 @@ class Admission:
         """Evicts contents that were copied to a slower tier, except those used or opened since."""
         order = self._contents.order
         async with self._one_at_a_time:
-            same = [key for key, use_s in copied.items() if self._last_use_s(key) == use_s]
+            same = [key for key, use_s in copied.items() if self._contents.last_use_s(key) == use_s]
             known = [key for key in same if key in order]
-            allowed, _, until_s = await self._permission.request(known)
+            allowed, until_s = await self._permitted(known)
             await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
+
+    async def _permitted(self, keys: Sequence[bytes]) -> tuple[list[bytes], float]:
+        """Returns the evictable contents, in order, and the end of the permission (monotonic)."""
+        permitted = await self._permission.request(keys)
+        self._unanswered += not permitted.is_answered
+        return permitted.allowed, permitted.until_s
 
     def _release_held(self) -> None:
         """Releases contents whose hold has expired."""
@@ -412,9 +415,6 @@ class Admission:
 
     def _not_live(self, keys: Sequence[bytes]) -> list[bytes]:
         return [key for key in keys if not self._catalog.is_live(key)]
-
-    def _last_use_s(self, key: bytes) -> int:
-        return self._contents.order.last_use_s(key) if key in self._contents.order else NEVER_S
 
     async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
         """Evicts nothing of a tier out of service: its published files may be withdrawn now.

@@ -161,9 +161,8 @@ class Catalog:
         entry.fd = looked.fd
         entry.pages = PageMap(entry.size, looked.bits)
         entry.allocated_bytes = looked.allocated_bytes
-        if not self._contents.order_known or self._contents.is_held(
-            entry.key
-        ):  # else a read has ended it
+        if not self._contents.order_known or self._contents.is_held(entry.key):
+            # Else a read has ended the hold.
             entry.hold = entry.hold or looked.hold
 
     # ---- going ----

@@ -17,7 +17,7 @@ from worker.stats.arrivals import LastPageTimes
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 from worker.tier.config import WorkerConfig
-from worker.tier.eviction_order import EvictionOrder
+from worker.tier.eviction_order import NEVER_S, EvictionOrder
 from worker.tier.ledger import Ledger
 from worker.tier.quotas import Bounds, Charges, Quotas
 from worker.tier.rules import Rules
@@ -71,6 +71,10 @@ class Contents:
     def is_held(self, key: bytes) -> bool:
         """Returns whether a content is protected from eviction by a load job."""
         return bool(self.order.held(key)[0])
+
+    def last_use_s(self, key: bytes) -> int:
+        """Returns the last use (wall clock); NEVER_S for a content that is not in the order."""
+        return self.order.last_use_s(key) if key in self.order else NEVER_S
 
     # ---- contents that are recorded, used, removed ----
 

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
-import random
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
 from cachefs.core.errors import Interrupted, Unavailable
 from worker.runtime.threads import LoopCallbackQueue, Threads
-from worker.stats.by_path import PathTally
 from worker.store.directory import TierDirectory
 from worker.store.filesystem import reopen
 from worker.store.writer import Writer
 from worker.tier.health import Health
 
-log = logging.getLogger(__name__)
-
 START_LIMIT_S: Final = 20.0
 TIER_WAIT_S: Final = 5.0  # for a short call to the tier's disk
 
 T = TypeVar("T")
-IsOwned = Callable[[bytes, int, int], bool]
 
 
 def _ignore(result: Any) -> None:
-    pass
-
-
-def _ignore_all(*what: Any) -> None:
     pass
 
 
@@ -45,10 +35,6 @@ def _reopen_and_close(fd: int) -> int:
         return reopen(fd)
     finally:
         os.close(fd)
-
-
-def _new_tally() -> PathTally:
-    return PathTally(random.randrange)
 
 
 def _new_future() -> asyncio.Future[None]:

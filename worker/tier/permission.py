@@ -12,7 +12,6 @@ from worker.runtime.log_backoff import LogBackoff
 from worker.runtime.tasks import within
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
-from worker.tier.eviction_order import NEVER_S
 
 log = logging.getLogger(__name__)
 
@@ -21,18 +20,19 @@ PERMISSION_WAIT_S: Final = 5.0
 
 class Permitted(NamedTuple):
     """The master's answer: keys in the order of the request. `until_s` is the end of the
-    permission (monotonic). Keys without an answer are in neither list."""
+    permission (monotonic). Keys without an answer are in neither list. `is_answered` False: the
+    master did not answer for some of them."""
 
     allowed: list[bytes]
     refused: list[bytes]
     until_s: float
+    is_answered: bool
 
 
 class EvictionPermission:
-    """The requests of one tier. `unanswered` counts those without an answer."""
+    """The requests of one tier."""
 
     def __init__(self, context: TierContext, contents: Contents) -> None:
-        self.unanswered = 0
         self._context = context
         self._contents = contents
         self._pace = LogBackoff()  # of the warnings about missing answers
@@ -45,10 +45,15 @@ class EvictionPermission:
             by_namespace.setdefault(content.namespace, []).append(content)
         allowed: set[bytes] = set()
         refused: set[bytes] = set()
-        until_s = float("inf")
+        until_s, is_answered = float("inf"), True
         for namespace, contents in by_namespace.items():
             sent_at_s = self._context.monotonic()
-            answer = await self._request(namespace, contents, limit_s)
+            try:
+                answer = await self._request(namespace, contents, limit_s)
+            except (CacheFSError, TimeoutError) as err:
+                is_answered = False
+                self._note_failure(err)
+                continue
             if answer is None:
                 continue
             names, valid_for_s = answer
@@ -60,37 +65,37 @@ class EvictionPermission:
             [key for key in keys if key in allowed],
             [key for key in keys if key in refused],
             until_s,
+            is_answered,
         )
 
     async def _request(
         self, namespace: NamespaceId, contents: list[ContentId], limit_s: float
     ) -> tuple[frozenset[str], float] | None:
-        """Returns (names of evictable contents, seconds for which that is valid), or None."""
+        """Returns (names of evictable contents, seconds for which that is valid), or None if the
+        namespace's master is not known here. Raises CacheFSError, TimeoutError."""
         try:
             service = self._context.metadata(namespace)
         except NotFound:
             return self._detached(contents), PERMISSION_WAIT_S
-        except CacheFSError:  # the namespace has pins, and its master is not known here
+        except CacheFSError:  # it may have pins
             return None
-        try:
-            permission = await within(service.permit_eviction(contents), limit_s)
-        except (CacheFSError, TimeoutError) as err:
-            self._context.counters.errors["permission"] += 1
-            self.unanswered += 1
-            if self._pace.is_due(self._context.monotonic()):
-                log.warning("nothing is evicted, the master gives no permission: %s", err)
-            return None
+        permission = await within(service.permit_eviction(contents), limit_s)
         self._pace.over()
         return permission.allowed, permission.valid_for_s
 
+    def _note_failure(self, err: Exception) -> None:
+        self._context.counters.errors["permission"] += 1
+        if self._pace.is_due(self._context.monotonic()):
+            log.warning("nothing is evicted, the master gives no permission: %s", err)
+
     def _detached(self, contents: list[ContentId]) -> frozenset[str]:
         """Returns the evictable contents of a namespace that is not attached here."""
-        config, order = self._context.config, self._contents.order
+        config = self._context.config
         if not config.evict_detached:
             return frozenset()
         idle_before_s = self._context.wall() - config.idle_after_s
         return frozenset(
             content.name
             for content in contents
-            if (order.last_use_s(content.key) if content.key in order else NEVER_S) <= idle_before_s
+            if self._contents.last_use_s(content.key) <= idle_before_s
         )
