@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.services.processes import wait_until
+
 MIB: Final = 1 << 20
 IMAGE_BYTES: Final = 512 * MIB
 LIMIT_S: Final = 60.0
@@ -48,7 +50,7 @@ def thin_disk(root: Path, size_bytes: int = 256 * MIB) -> Iterator[ThinDisk]:
     below.mkdir()
     with contextlib.ExitStack() as stack:
         _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", below)
-        stack.callback(_run, "umount", below)
+        stack.callback(_unmount_when_free, below)
         image = below / "image"
         with image.open("wb") as file:
             file.truncate(IMAGE_BYTES)
@@ -77,6 +79,17 @@ def drop_pages_below(directory: Path) -> None:
             drop_pages(path)
     except OSError:
         Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def _unmount_when_free(path: Path) -> None:
+    """Unmounts a file system that had the file of a loop device: the kernel may let go of that file
+    after `losetup --detach` has returned."""
+
+    def unmounted() -> bool:
+        done = subprocess.run(["umount", path], capture_output=True, timeout=LIMIT_S, check=False)
+        return done.returncode == 0
+
+    wait_until(unmounted, f"{path} is unmounted", LIMIT_S)
 
 
 def _run(*command: str | Path) -> str:
