@@ -99,6 +99,16 @@ class Held(msgspec.Struct, frozen=True):
     negotiated: bytes  # as `cachefs.fuse.supervisor.wire` encodes it
 
 
+class DepositRef(msgspec.Struct, frozen=True):
+    """The deposit of a mount in the node's holder, which keeps the mount alive. The processes
+    that serve such a mount never unmount it."""
+
+    holder: str  # path of the holder's socket
+    key: str
+    name: str  # of the claimant, for other processes
+    device: str  # major:minor of the mount, whose mount point may not be visible here
+
+
 class ClientSpec(msgspec.Struct, frozen=True):
     """A FUSE client: `python -I -m cachefs.fuse.client`."""
 
@@ -127,6 +137,9 @@ class ClientSpec(msgspec.Struct, frozen=True):
     control_fd: int = -1  # to its supervisor, inherited; -1: no supervisor
     successor: bool = False  # it replaces a client that ended: the mount exists
     held: Held | None = None  # for a successor that is the only client of its mount
+    worker_wait_s: float = 0.0  # >0: use only the worker at `socket`; wait this long for it
+    memory_budget_bytes: int = 0  # a successor replaces a client that uses more; 0: no budget
+    deposit: DepositRef | None = None  # None: this mount is in no holder
 
 
 class OrphanedMount(msgspec.Struct, frozen=True):
@@ -144,7 +157,9 @@ class SupervisorSpec(msgspec.Struct, frozen=True):
     """A supervisor: `python -I -m cachefs.fuse.supervisor`."""
 
     client: ClientSpec
-    adopt: OrphanedMount | None = None  # None: the supervisor mounts and starts a client
+    # Without `adopt` and `held` the supervisor mounts and starts a client.
+    adopt: OrphanedMount | None = None  # a mount with its client
+    held: Held | None = None  # a mount without a client
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from cachefs.holder.protocol import MAX_KEY_BYTES, MAX_META_BYTES, Datagram
+from cachefs.holder.protocol import MAX_KEY_BYTES, MAX_META_BYTES, MAX_NAME_BYTES, Datagram
 
 MAX_ENTRIES = 512  # mounts of a node
 
@@ -36,7 +36,7 @@ class Holdings:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        self._claimants: dict[str, Hashable] = {}
+        self._claimants: dict[str, tuple[Hashable, bytes]] = {}  # connection, name
         self._watchers: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -52,10 +52,12 @@ class Holdings:
             case "LIST" | "WATCH":
                 if verb == "WATCH":
                     self._watchers.add(sender)
-                keys = "\n".join(self._entries).encode()
-                return [*actions, Send(sender, Datagram("KEYS", data=keys))]
+                lines = (key.encode() + b" " + self._claimant(key)[1] for key in self._entries)
+                return [*actions, Send(sender, Datagram("KEYS", data=b"\n".join(lines)))]
+            case "GET":
+                return [*actions, Send(sender, self._entry(key))]
             case "CLAIM":
-                return [*actions, *self._claim(sender, key)]
+                return [*actions, *self._claim(sender, key, meta[:MAX_NAME_BYTES])]
             case "DROP":
                 return [*actions, *self._drop(sender, key)]
         return [*actions, Send(sender, _error(f"unknown verb {verb[:20]!r}"))]
@@ -63,7 +65,7 @@ class Holdings:
     def ended(self, connection: Hashable) -> list[Send | Close]:
         """Returns what to do after a connection has ended: its claims are free."""
         self._watchers.discard(connection)
-        free = [key for key, claimant in self._claimants.items() if claimant == connection]
+        free = [key for key, claimant in self._claimants.items() if claimant[0] == connection]
         for key in free:
             del self._claimants[key]
         return [event for key in free for event in self._tell("FREE", key)]
@@ -90,16 +92,22 @@ class Holdings:
             return f"{MAX_ENTRIES} entries are held, which is the most"
         return ""
 
-    def _claim(self, sender: Hashable, key: str) -> list[Send | Close]:
+    def _entry(self, key: str) -> Datagram:
         entry = self._entries.get(key)
         if entry is None:
+            return Datagram("NONE", key)
+        return Datagram("ENTRY", key, entry.meta, entry.fds)
+
+    def _claimant(self, key: str) -> tuple[Hashable, bytes]:
+        return self._claimants.get(key, (None, b""))
+
+    def _claim(self, sender: Hashable, key: str, name: bytes) -> list[Send | Close]:
+        if key not in self._entries:
             return [Send(sender, Datagram("NONE", key))]
-        former = self._claimants.get(key)
-        self._claimants[key] = sender
-        reply = Send(sender, Datagram("ENTRY", key, entry.meta, entry.fds))
-        if former is None or former == sender:
-            return [reply]
-        return [Send(former, Datagram("HANDOVER", key)), reply]
+        former, _ = self._claimant(key)
+        self._claimants[key] = sender, name
+        told = [] if former in (None, sender) else [Send(former, Datagram("HANDOVER", key))]
+        return [*told, Send(sender, Datagram("OK", key)), *self._tell("CLAIM", key, name)]
 
     def _drop(self, sender: Hashable, key: str) -> list[Send | Close]:
         entry = self._entries.pop(key, None)
@@ -108,8 +116,8 @@ class Holdings:
         self._claimants.pop(key, None)
         return [Close(entry.fds), Send(sender, Datagram("OK")), *self._tell("DROP", key)]
 
-    def _tell(self, verb: str, key: str) -> Iterator[Send]:
-        return (Send(watcher, Datagram(verb, key)) for watcher in self._watchers)
+    def _tell(self, verb: str, key: str, data: bytes = b"") -> Iterator[Send]:
+        return (Send(watcher, Datagram(verb, key, data)) for watcher in self._watchers)
 
 
 def _error(text: str) -> Datagram:

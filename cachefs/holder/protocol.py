@@ -3,12 +3,13 @@
 A peer sends one request at a time and reads the reply:
 
     PUT key + meta, descriptors   OK. A key that is held keeps its first descriptors.
-    LIST                          KEYS + the keys, one a line.
-    CLAIM key                     ENTRY key + meta, descriptors; NONE. The sender is the claimant of
-                                  the key from now on; the former one gets HANDOVER key.
+    LIST                          KEYS + a line `key name` for each key, with its claimant's name.
+    GET key                       ENTRY key + meta, descriptors; NONE.
+    CLAIM key + name              OK; NONE. The sender is the claimant of the key from now on; the
+                                  former one gets HANDOVER key.
     DROP key                      OK; NONE.
-    WATCH                         KEYS, and from then on events: PUT key, DROP key, and FREE key
-                                  when the claimant of a key has ended.
+    WATCH                         KEYS, and from then on events: PUT key, DROP key, CLAIM key + name,
+                                  and FREE key when the claimant of a key has ended.
 
 Anything else gets ERROR + a text.
 """
@@ -25,6 +26,7 @@ from cachefs.network.unix_sockets import fds_in, fds_message, fds_room
 MAX_BYTES = 64 << 10  # of a datagram
 MAX_META_BYTES = 32 << 10
 MAX_KEY_BYTES = 100
+MAX_NAME_BYTES = 24  # of a claimant; the lines of all keys fit into one datagram
 MAX_FDS = 4
 SOCKET_NAME = "holder.sock"
 

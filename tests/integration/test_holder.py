@@ -95,8 +95,9 @@ def put(sock: socket.socket, key: str, data: bytes) -> Datagram:
 
 
 def claim(sock: socket.socket, key: str) -> bytes:
-    """The bytes of the file that was deposited under a key."""
-    reply = call(sock, "CLAIM", key)
+    """Claims a key; returns the bytes of the file that was deposited under it."""
+    assert call(sock, "CLAIM", key, b"name").verb == "OK"
+    reply = call(sock, "GET", key)
     assert reply.verb == "ENTRY"
     (fd,) = reply.fds
     try:
@@ -112,7 +113,7 @@ def test_descriptors_outlive_who_deposits_them(start: Callable[..., HolderProces
         assert put(first, "mount.1", b"one").verb == "OK"
         assert put(first, "mount.2", b"two").verb == "OK"
     with holder.connect() as second:
-        assert call(second, "LIST").data == b"mount.1\nmount.2"
+        assert call(second, "LIST").data == b"mount.1 \nmount.2 "
         assert claim(second, "mount.2") == b"two"
         with holder.connect() as third:
             assert claim(third, "mount.2") == b"two"
@@ -144,6 +145,7 @@ def test_a_claimant_that_is_killed_leaves_its_key_free(
         os.close(claimed)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        assert receive(watcher) == Datagram("CLAIM", "m", b"name")
         assert receive(watcher) == Datagram("FREE", "m")
 
 
@@ -171,7 +173,8 @@ def test_it_holds_as_many_as_it_promises(start: Callable[..., HolderProcess]) ->
         for number in range(MAX_ENTRIES):
             key = f"{number:x}".rjust(100, "k")
             assert call(sock, "PUT", key, bytes(2000), (fd, fd)).verb == "OK"
-        assert len(call(sock, "LIST").data.split()) == MAX_ENTRIES
+            assert call(sock, "CLAIM", key, bytes(b"n" * 99)).verb == "OK"
+        assert len(call(sock, "LIST").data.splitlines()) == MAX_ENTRIES
         assert call(sock, "PUT", "more", b"", (fd, fd)).verb == "ERROR"
     os.close(fd)
 

@@ -17,42 +17,47 @@ def put(key: str = "k", meta: bytes = b"meta", fds: tuple[int, ...] = (7, 8)) ->
     return Datagram("PUT", key, meta, fds)
 
 
-def test_what_was_put_is_claimed_with_its_descriptors() -> None:
+def test_what_was_put_is_given_with_its_descriptors_and_claimed() -> None:
     holdings = Holdings()
     assert holdings.handle(A, put()) == [Send(A, OK)]
-    assert holdings.handle(B, Datagram("LIST")) == [Send(B, Datagram("KEYS", data=b"k"))]
+    assert holdings.handle(B, Datagram("LIST")) == [Send(B, Datagram("KEYS", data=b"k "))]
     entry = Datagram("ENTRY", "k", b"meta", (7, 8))
-    assert holdings.handle(B, Datagram("CLAIM", "k")) == [Send(B, entry)]
-    assert holdings.handle(B, Datagram("CLAIM", "k")) == [Send(B, entry)], "again: no hand-over"
-    assert holdings.handle(B, Datagram("CLAIM", "x")) == [Send(B, Datagram("NONE", "x"))]
+    assert holdings.handle(B, Datagram("GET", "k")) == [Send(B, entry)]
+    assert holdings.handle(B, Datagram("CLAIM", "k", b"b")) == [Send(B, Datagram("OK", "k"))]
+    again = holdings.handle(B, Datagram("CLAIM", "k", b"b"))
+    assert again == [Send(B, Datagram("OK", "k"))], "no hand-over"
+    assert holdings.handle(C, Datagram("LIST")) == [Send(C, Datagram("KEYS", data=b"k b"))]
+    for verb in ("GET", "CLAIM"):
+        assert holdings.handle(B, Datagram(verb, "x")) == [Send(B, Datagram("NONE", "x"))]
 
 
 def test_the_first_descriptors_of_a_key_stay() -> None:
     holdings = Holdings()
     holdings.handle(A, put())
     assert holdings.handle(B, put(fds=(9, 10))) == [Close((9, 10)), Send(B, OK)]
-    (reply,) = holdings.handle(B, Datagram("CLAIM", "k"))
+    (reply,) = holdings.handle(B, Datagram("GET", "k"))
     assert isinstance(reply, Send)
     assert reply.datagram.fds == (7, 8)
 
 
-def test_a_further_claimant_has_the_former_one_hand_over_before_it_gets_the_entry() -> None:
+def test_a_further_claimant_has_the_former_one_hand_over() -> None:
     holdings = Holdings()
     holdings.handle(A, put())
     holdings.handle(A, Datagram("CLAIM", "k"))
     first, second = holdings.handle(B, Datagram("CLAIM", "k"))
     assert first == Send(A, Datagram("HANDOVER", "k"))
     assert isinstance(second, Send)
-    assert (second.to, second.datagram.verb) == (B, "ENTRY")
+    assert (second.to, second.datagram.verb) == (B, "OK")
     assert holdings.ended(A) == [], "it is no claimant any more"
 
 
 def test_watchers_hear_of_puts_drops_and_claimants_that_ended() -> None:
     holdings = Holdings()
     holdings.handle(A, put("old"))
-    assert holdings.handle(C, Datagram("WATCH")) == [Send(C, Datagram("KEYS", data=b"old"))]
+    assert holdings.handle(C, Datagram("WATCH")) == [Send(C, Datagram("KEYS", data=b"old "))]
     assert holdings.handle(A, put()) == [Send(A, OK), Send(C, Datagram("PUT", "k"))]
-    holdings.handle(B, Datagram("CLAIM", "k"))
+    claimed = holdings.handle(B, Datagram("CLAIM", "k", b"b"))
+    assert claimed == [Send(B, Datagram("OK", "k")), Send(C, Datagram("CLAIM", "k", b"b"))]
     assert holdings.ended(B) == [Send(C, Datagram("FREE", "k"))]
     assert holdings.ended(B) == []
     dropped = holdings.handle(A, Datagram("DROP", "k"))
@@ -71,7 +76,7 @@ def test_watchers_hear_of_puts_drops_and_claimants_that_ended() -> None:
         put(key="k" * (MAX_KEY_BYTES + 1)),
         put(fds=()),
         put(meta=bytes(MAX_META_BYTES + 1)),
-        Datagram("GET", "k", b"", (7,)),
+        Datagram("HOLD", "k", b"", (7,)),
         Datagram("", ""),
     ],
 )
@@ -94,7 +99,7 @@ def test_there_is_a_limit_and_a_held_key_may_be_put_at_it() -> None:
     assert holdings.handle(A, put("k0"))[-1] == Send(A, OK)
 
 
-verbs = st.sampled_from(["PUT", "LIST", "CLAIM", "DROP", "WATCH", "end", "junk"])
+verbs = st.sampled_from(["PUT", "LIST", "GET", "CLAIM", "DROP", "WATCH", "end", "junk"])
 
 
 @given(st.lists(st.tuples(verbs, st.sampled_from("abc"), st.sampled_from(["x", "y"])), max_size=60))
