@@ -49,6 +49,9 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "location": ("location", "Show which workers own and which cache a file's blocks."),
         "fsck": ("fsck", "Verify the location and checksums of cached data."),
     },
+    "Kubernetes": {
+        "fuse-agent": ("fuse_agent", "Serve the mounts of this node's pods."),
+    },
     "This program": {
         "config": ("config_cmd", "Show every setting, its value and its source."),
         "version": ("version", "Show the version of cachefs."),

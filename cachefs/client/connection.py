@@ -37,7 +37,7 @@ CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by i
 DEADLINE_CHECK_S: Final = 0.25  # interval between checks of the calls' deadlines
 HELLO_DEADLINE_S: Final = 10.0
 ATTACH_DEADLINE_S: Final = 120.0
-RECONNECT_WAIT_S: Final = 30.0  # of a caller; `run` retries for ever
+RECONNECT_WAIT_S: Final = 30.0  # of a caller, by default; `run` retries for ever
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
 MAX_OUTBOX: Final = 65536
@@ -62,7 +62,12 @@ class Connection:
     """A connection made by `connect`. Calls are answered only while `run` is running."""
 
     def __init__(
-        self, sock: socket.socket, hello: m.Hello, reconnect: Dial, waits: Waits | None = None
+        self,
+        sock: socket.socket,
+        hello: m.Hello,
+        reconnect: Dial,
+        waits: Waits | None = None,
+        reconnect_wait_s: float = RECONNECT_WAIT_S,
     ) -> None:
         # Incremented at each loss, as the server's handles belong to an epoch, and before callers
         # are notified: a retry must not use its old handle.
@@ -75,6 +80,7 @@ class Connection:
         self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
         self._hello = hello
         self._waits = waits or Waits()
+        self._reconnect_wait_s = reconnect_wait_s
         self._attach: m.Attach | None = None
         self._reconnect = reconnect
         self._sock: socket.socket | None = sock
@@ -95,15 +101,17 @@ class Connection:
         *,
         reconnect: Dial | None = None,
         waits: Waits | None = None,
+        reconnect_wait_s: float = RECONNECT_WAIT_S,
     ) -> Connection:
         """Connects and sends Hello. `reconnect` returns a connected socket or raises a typed error;
-        the default connects to `path` again. `waits` makes the waits of calls. Raises Unreachable,
-        DeadlineExceeded, ProtocolError. Cancellation leaves nothing open."""
+        the default connects to `path` again. `waits` makes the waits of calls. A call waits up to
+        `reconnect_wait_s` for a reconnect. Raises Unreachable, DeadlineExceeded, ProtocolError.
+        Cancellation leaves nothing open."""
 
         async def dial() -> socket.socket:
             return connect_socket(path)
 
-        conn = cls(connect_socket(path), hello, reconnect or dial, waits)
+        conn = cls(connect_socket(path), hello, reconnect or dial, waits, reconnect_wait_s)
         assert conn._sock is not None
         try:
             await conn._greet(conn._sock)
@@ -122,12 +130,11 @@ class Connection:
         return reply
 
     async def call(self, body: m.Message, *, deadline_s: float = CALL_DEADLINE_S) -> Answer:
-        """Returns the reply and its descriptor, which the caller owns. Waits up to
-        `RECONNECT_WAIT_S` for a reconnect. The exchange happens in the epoch of this call,
-        otherwise ConnectionLost is raised. Raises the typed error of a Failure, ConnectionLost if
-        the connection broke, Unreachable if it did not recover, DeadlineExceeded `deadline_s` after
-        the request was sent (checked every `DEADLINE_CHECK_S`). Cancellation sends Cancel and
-        leaves nothing behind."""
+        """Returns the reply and its descriptor, which the caller owns. Waits for a reconnect. The
+        exchange happens in the epoch of this call, otherwise ConnectionLost is raised. Raises the
+        typed error of a Failure, ConnectionLost if the connection broke, Unreachable if it did not
+        recover, DeadlineExceeded `deadline_s` after the request was sent (checked every
+        `DEADLINE_CHECK_S`). Cancellation sends Cancel and leaves nothing behind."""
         epoch = self.epoch
         while True:
             if self._failed is not None:
@@ -311,7 +318,7 @@ class Connection:
     # ---- the next connection ----
 
     async def _wait_connected(self) -> None:
-        with trio.move_on_after(RECONNECT_WAIT_S):
+        with trio.move_on_after(self._reconnect_wait_s):
             return await self._connected.wait()
         raise Unreachable("the server ended and was not restarted in time", remedy="see its log")
 

@@ -80,8 +80,9 @@ _CLIENTS: Final = ("mount", "worker", *CLIENT_COMMANDS)
 _SERVERS: Final = ("master", "worker")
 _CACHES: Final = ("mount", "worker")
 _SOURCES: Final = ("mount", "ufs add")
+_IN_PODS: Final = ("fuse-agent",)
 EVERY: Final = (
-    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config",
+    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *_IN_PODS,
     *CLIENT_COMMANDS,
 )  # fmt: skip
 KNOWN: Final = frozenset(EVERY)
@@ -390,7 +391,71 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "info",
         "Lowest level of the lines to log.",
         choices=("debug", "info", "warning", "error"),
-        commands=("mount", "master", "worker", "up"),
+        commands=("mount", "master", "worker", "up", *_IN_PODS),
+    ),
+    Setting(
+        "socket",
+        Type.PATH,
+        "",
+        "Socket for the mounts of this machine, in a directory that exists; its group may use it.",
+        "in the state home",
+        commands=("worker",),
+    ),
+    Setting(
+        "worker_socket",
+        Type.PATH,
+        "",
+        "Socket of the worker to use (its --socket); then no mount starts a worker.",
+        "that of the best worker of this machine",
+        commands=("mount", *_IN_PODS),
+    ),
+    Setting(
+        "worker_wait",
+        Type.DURATION,
+        600.0,
+        "Longest time that a mount with --worker-socket waits for its worker.",
+        minimum=1,
+        commands=("mount", *_IN_PODS),
+    ),
+    Setting(
+        "holder",
+        Type.PATH,
+        "",
+        "Socket of the node's holder, which keeps the mounts of pods alive.",
+        "none",
+        commands=_IN_PODS,
+    ),
+    Setting(
+        "agent_name",
+        Type.TEXT,
+        "",
+        "Name of this agent among those of its node; in a pod: the pod's name.",
+        "the machine's host name",
+        commands=_IN_PODS,
+        option="name",
+    ),
+    Setting(
+        "give_up_after",
+        Type.DURATION,
+        900.0,
+        "A mount that no client could serve for this time is aborted: its users get an error.",
+        minimum=1,
+        commands=_IN_PODS,
+    ),
+    Setting(
+        "client_memory",
+        Type.SIZE,
+        0,
+        "Memory from which a mount's client is replaced by a new one; 0: no limit.",
+        commands=_IN_PODS,
+    ),
+    Setting(
+        "ready_file",
+        Type.PATH,
+        "",
+        "File that exists while every mount is served, for a readiness probe.",
+        "none",
+        commands=_IN_PODS,
     ),
     Setting(
         "home",

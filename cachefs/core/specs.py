@@ -73,6 +73,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     name: str  # of its directory among the nodes of this master in the state home
     tiers: tuple[str, ...]  # as `cachefs.core.tiers` reads them, the first one first
     listen: str = "127.0.0.1:0"
+    socket: str = ""  # for the mounts of this machine; "": in the state home
     advertise: str = ""  # URL for peers; "": that of `listen`
     weight: float = -1.0  # -1: by capacity; 0: owns nothing
     stays: bool = True  # runs without a mount, too

@@ -17,13 +17,14 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import trio
 
 import cachefs
-from cachefs.client.connection import Connection
+from cachefs.client.connection import RECONNECT_WAIT_S, Connection
 from cachefs.client.sockets import connect_socket
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, Unsupported
@@ -60,6 +61,7 @@ class Client:
         self.home = StateHome(spec.home)
         self.record = MountRecordWriter(self.home, self._record)
         self.stopping = trio.Event()
+        self.on_leave: Callable[[], None] = lambda: None  # leaves a deposited mount to a successor
         self.runs = _runs(spec)
         self._early: list[m.TierState] = []  # received before the Vfs existed
         self._conn: Connection
@@ -87,11 +89,16 @@ class Client:
             supervisor=self.link.supervisor if self.link is not None else 0,
             many_tiers=True,
         )
-        deadline = trio.current_time() + (SERVER_WAIT_S if spec.successor else 0.0)
+        wait_s = spec.worker_wait_s or (SERVER_WAIT_S if spec.successor else 0.0)
+        deadline = trio.current_time() + wait_s
         while True:
             try:
                 return await Connection.connect(
-                    spec.socket, hello, reconnect=self._reconnect, waits=self.runs
+                    spec.socket,
+                    hello,
+                    reconnect=self._reconnect,
+                    waits=self.runs,
+                    reconnect_wait_s=max(spec.worker_wait_s, RECONNECT_WAIT_S),
                 )
             except CacheFSError:
                 if trio.current_time() >= deadline:
@@ -148,8 +155,11 @@ class Client:
 
     async def _unmount_when_stopping(self, device: str, scope: trio.CancelScope) -> None:
         """Unmounts once `stopping` is set. After a clean unmount the session has `DRAIN_S` to end;
-        after a lazy one it ends at once, which cuts off processes with open files."""
+        after a lazy one it ends at once, which cuts off processes with open files. A deposited
+        mount stays."""
         await self.stopping.wait()
+        if self.spec.deposit is not None:
+            return self.on_leave()
         if await trio.to_thread.run_sync(mounting.unmount, self.spec.mountpoint, device):
             await trio.sleep(DRAIN_S)
         self.leave()

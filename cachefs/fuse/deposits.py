@@ -150,4 +150,3 @@ class HolderClient:
             remedy="is the pod cachefs-holder running on this node?",
             path=self._path,
         )
-

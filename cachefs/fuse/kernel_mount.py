@@ -52,8 +52,9 @@ class KernelMountServer:
         self._session = KernelSession(
             self._vfs, client.runs, link.fuse_fd, link.table, link.negotiated
         )
-        device = mounting.device_at(client.spec.mountpoint)
-        link.on_retire = self._retire
+        deposit = client.spec.deposit
+        device = deposit.device if deposit else mounting.device_at(client.spec.mountpoint)
+        link.on_retire = client.on_leave = self._retire
         if client.spec.successor:
             client.record.keep()
         else:
@@ -65,7 +66,10 @@ class KernelMountServer:
             self._send_facts()
             link.say(w.Serving())
             log.info("%s is ready at %s", client.spec.source.url, client.spec.mountpoint)
-            await self._session.serve(link.takeover)
+            try:
+                await self._session.serve(link.takeover)
+            finally:
+                link.lock.release()
             self._end()
             nursery.cancel_scope.cancel()
 

@@ -8,8 +8,8 @@ A peer sends one request at a time and reads the reply:
     CLAIM key + name              OK; NONE. The sender is the claimant of the key from now on; the
                                   former one gets HANDOVER key.
     DROP key                      OK; NONE.
-    WATCH                         KEYS, and from then on events: PUT key, DROP key, CLAIM key + name,
-                                  and FREE key when the claimant of a key has ended.
+    WATCH                         KEYS, and from then on events: PUT key; DROP key; CLAIM key +
+                                  name; FREE key when the claimant of a key has ended.
 
 Anything else gets ERROR + a text.
 """

@@ -54,6 +54,8 @@ from worker.server.server import NodeServer
 log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
+OWNER_MODE: Final = 0o600  # of the socket
+GROUP_MODE: Final = 0o660  # for root without capabilities, in the group of the worker
 MOVING_THREADS: Final = ("send-", "ask-", "load-")  # names of threads that mostly move bytes
 
 
@@ -98,8 +100,9 @@ class NodeProcess:
 
     async def _serve(self, node: Node, ready: ReadyPipe, stop: asyncio.Event, url: str) -> None:
         server = node.server
-        socket_path = self._directory / SOCKET_NAME
-        server.listen(socket_path)
+        given = self._spec.socket
+        socket_path = Path(given) if given else self._directory / SOCKET_NAME
+        server.listen(socket_path, GROUP_MODE if given else OWNER_MODE)
         pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
         write_pointer(self._directory, pointer)
         source = f"{SCHEME}{address_of(self._spec.master)}"

@@ -136,7 +136,8 @@ def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] =
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
     # A running server checks a source that is new to it at the origin first.
     server = spec.server or spec.node
-    wait_s = CLIENT_START_S + (server.origin_deadline_s if server is not None else 0.0)
+    wait_s = CLIENT_START_S + spec.worker_wait_s
+    wait_s += server.origin_deadline_s if server is not None else 0.0
     return start_child(command or module_command(module), document, log, wait_s, reap=False)
 
 

@@ -74,8 +74,9 @@ class NodeServer:
         self._pace = LogBackoff()  # of the log lines about accepts that failed
         worker.subscribe_tiers(self._tell_tiers)
 
-    def listen(self, path: Path) -> None:
-        """Binds `path` in a private directory and starts to accept; replaces a dead socket."""
+    def listen(self, path: Path, mode: int = 0o600) -> None:
+        """Binds `path` and starts to accept; replaces a dead socket. `mode` may let other users
+        connect, but only root and the server's own user are accepted."""
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             path.unlink(missing_ok=True)
@@ -83,7 +84,7 @@ class NodeServer:
             listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # avoids the limit of 107 bytes
         finally:
             os.close(directory)
-        os.chmod(path, 0o600)
+        os.chmod(path, mode)
         listener.listen(BACKLOG)
         listener.setblocking(False)
         self._listener = listener

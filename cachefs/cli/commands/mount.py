@@ -39,7 +39,9 @@ class Request(msgspec.Struct, frozen=True):
     client: ClientSpec
 
     def find_server(self) -> Server:
-        """Returns the server to use; starts it if none runs."""
+        """Returns the server to use; starts it if none runs and the mount names none."""
+        if self.client.worker_wait_s:
+            return Server(self.client.socket, False, "")
         if self.client.node is not None:
             clusters.check_master(self.client.node)
             return ensure_node(self.client.node)
@@ -131,14 +133,21 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
     home = settings.state_home(chosen)
     path = mountpoint.prepare(where, home)
     in_cluster = is_cluster(ufs.url)
+    worker_socket = chosen.text("worker_socket")
+    if worker_socket and not in_cluster:
+        raise Unsupported(
+            f"{chosen['worker_socket'].source}: only a mount of a cluster uses a worker",
+            remedy="mount cachefs://MASTER:PORT/PATH",
+        )
     if in_cluster and chosen.text("admin_socket"):
         raise Unsupported(
             f"{chosen['admin_socket'].source}: a mount of a cluster has no admin socket",
             remedy="ask its master, on the port of its calls",
         )
+    starts_worker = in_cluster and not worker_socket
     client = ClientSpec(
         home=str(home.path),
-        socket="",
+        socket=worker_socket,
         source=ufs,
         mountpoint=path,
         sync_interval_s=chosen.seconds("sync_interval"),
@@ -155,7 +164,8 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         log_to_stderr=foreground,
         debug=debug,
         server=None if in_cluster else _server_spec(ufs, str(home.path), chosen, foreground),
-        node=clusters.mounts_node(ufs.url, home, chosen, foreground) if in_cluster else None,
+        node=clusters.mounts_node(ufs.url, home, chosen, foreground) if starts_worker else None,
+        worker_wait_s=chosen.seconds("worker_wait") if worker_socket else 0.0,
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
     )
     return Request(client)

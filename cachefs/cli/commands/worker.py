@@ -64,6 +64,7 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
         name=node_name(first.path),
         tiers=tiers,
         listen=chosen.text("worker_listen"),
+        socket=chosen.text("socket"),
         advertise=advertise,
         weight=weight,
         security=clusters.server_security(chosen, master),

@@ -6,7 +6,8 @@ byte). So every taken slot is whole, whenever its writer dies. Order at an open:
 registered with the kernel -> id written -> reply. Order at the last release of a nodeid: slot
 closing -> id released -> slot free. One writer at a time: the client that serves.
 
-    header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 slots ever used, u32 last id
+    header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 slots ever used, u32 last id,
+            u32 1 if there is a lock; at 64 the lock (`cachefs.fuse.kernel.reader_lock`)
     slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, 2 bytes unused, u8 state
     nonce   u64, of the content that the handle has open; one for each slot, after all slots
 
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import TooManyOpenFiles, Unsupported
+from cachefs.fuse.kernel import reader_lock
 
 VERSION: Final = 2
 WITHOUT_NONCES: Final = 1  # version of tables without nonces
@@ -93,6 +95,7 @@ class TakeoverTable:
         fd = os.memfd_create("cachefs-takeover", os.MFD_CLOEXEC)
         os.ftruncate(fd, _table_bytes())
         os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, _SLOT.size, SLOTS, 0, 0), 0)
+        reader_lock.create(fd)
         return fd
 
     def __len__(self) -> int:

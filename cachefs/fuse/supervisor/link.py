@@ -21,6 +21,7 @@ import trio
 from cachefs.core.errors import ProtocolError, Unreachable
 from cachefs.core.specs import ClientSpec, OrphanedMount, SupervisorSpec
 from cachefs.fuse.kernel.negotiation import Negotiated
+from cachefs.fuse.kernel.reader_lock import ReaderLock
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import wire as w
 from cachefs.launcher.processes import start_supervisor
@@ -30,10 +31,12 @@ log = logging.getLogger(__name__)
 PAUSE_FIRST_S: Final = 0.1  # after a supervisor that ended soon after its start
 PAUSE_MAX_S: Final = 5.0
 GOOD_S: Final = 2.0  # a supervisor that lived this long is replaced without a pause
+LOCK_POLL_S: Final = 0.002  # between attempts to become the reader; a take-over waits for this
+LOCK_WAIT_S: Final = 60.0
 
 
 class SupervisorLink:
-    """The connection to the supervisor. `take` sets `table` and `negotiated`."""
+    """The connection to the supervisor. `take` sets `table` and `negotiated`, and takes `lock`."""
 
     def __init__(self, spec: ClientSpec) -> None:
         self.supervisor = os.getppid()
@@ -41,6 +44,7 @@ class SupervisorLink:
         if spec.held is not None:
             self._hold(spec.held.fuse_fd, spec.held.table_fd, spec.held.negotiated)
         self.table: TakeoverTable
+        self.lock: ReaderLock
         self.negotiated: Negotiated
         self.takeover = False
         self.on_retire: Callable[[], None] = lambda: None
@@ -67,9 +71,10 @@ class SupervisorLink:
             log.debug("cannot send %s to the supervisor: %s", type(note).__name__, err)
 
     async def take(self) -> None:
-        """Waits for the order to serve. If the supervisor ends before that, a successor that has
-        the descriptors starts another one; any other client raises Unreachable. Raises Unsupported
-        for a takeover table of another version."""
+        """Waits for the order to serve, and then until no other client reads the device. If the
+        supervisor ends before the order, a successor that has the descriptors starts another one;
+        any other client raises Unreachable. Raises Unsupported for a takeover table of another
+        version, Unreachable if a client keeps reading for `LOCK_WAIT_S`."""
         self._guard.cancel()
         await self._unguarded.wait()
         while True:
@@ -85,8 +90,17 @@ class SupervisorLink:
             if fd >= 0:
                 os.close(fd)
         self._hold(fds[0], fds[1], w.encode_negotiated(note.negotiated))
+        self.lock = ReaderLock(self._table_fd)
+        await self._become_reader()
         self.table, self.negotiated = TakeoverTable(self._table_fd), note.negotiated
         self.takeover = note.takeover
+
+    async def _become_reader(self) -> None:
+        with trio.move_on_after(LOCK_WAIT_S):
+            while not self.lock.try_take():
+                await trio.sleep(LOCK_POLL_S)
+            return
+        raise Unreachable("another client keeps reading /dev/fuse")
 
     async def guard(self) -> None:
         """Starts another supervisor when this one is lost, until `take` is called. Returns at once

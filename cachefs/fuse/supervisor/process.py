@@ -16,6 +16,7 @@ from cachefs.core.specs import ClientSpec, Held
 from cachefs.launcher.stdin_document import standard_input
 
 CLIENT_MODULE: Final = "cachefs.fuse.client"
+_ANON: Final = "RssAnon:"
 _REAP_S: Final = 0.1  # for a process whose other threads end late; a successor waits for it
 
 
@@ -94,6 +95,14 @@ class Process:
         except OSError:
             return True
         return stat.rpartition(")")[2].split()[0] in ("Z", "X")
+
+    def anonymous_bytes(self) -> int:
+        """Returns the memory that only this process has; 0 if it has ended."""
+        try:
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(_ANON)), 0)
 
     def ended_well(self) -> bool:
         """Returns whether the process ended because the mount had ended."""

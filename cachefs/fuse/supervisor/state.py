@@ -5,6 +5,10 @@ The next one gets `Serve` only when that one has ended or has sent `Retired`. A 
 hangs is replaced, the first times at once, then after growing pauses. After more than `MAX_DEATHS`
 in a row the mount is given up, so that callers get an error and not a hang. A client that was
 killed from outside is not at fault: it is replaced at once, up to `MAX_KILLS` times.
+
+A held mount (`Supervision.of_held`) exists without a supervisor, too. The supervisor claims it when
+its first client is ready, and hands it over when another process claims it: its client retires and
+the supervisor ends. A stop signal leaves the mount in the same way.
 """
 
 from __future__ import annotations
@@ -12,11 +16,43 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-import msgspec
-
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Failure
 from cachefs.core.specs import HEARTBEATS
+from cachefs.fuse.supervisor.events import (
+    Action,
+    AnnounceFailed,
+    AnnounceStarted,
+    AnnounceUpgraded,
+    Beat,
+    Begin,
+    Claim,
+    Claimed,
+    DumpStacks,
+    Ended,
+    Event,
+    Failed,
+    Finish,
+    GiveUp,
+    HandOver,
+    Kill,
+    Leave,
+    Mount,
+    Mounted,
+    NotStarted,
+    OverBudget,
+    Ready,
+    Retire,
+    Retired,
+    Serve,
+    Serving,
+    Start,
+    Started,
+    StopRequested,
+    Terminate,
+    Tick,
+    UpgradeRequested,
+)
 from cachefs.fuse.supervisor.wire import BEAT_S
 
 START_LIMIT_S: Final = 90.0  # minimum from start to Ready: a client may have to start a server
@@ -26,6 +62,7 @@ STOP_LIMIT_S: Final = 30.0  # from the first signal to the end
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
 MAX_DEATHS: Final = 10  # in a row: none of them served for `GOOD_S`
 MAX_KILLS: Final = 100  # the same for clients that were killed from outside
+RENEW_S: Final = 60.0  # between two replacements of clients over their budget
 GOOD_S: Final = 0.5  # a request that kills every client is resent at once and kills within this
 AT_ONCE: Final = 2  # deaths in a row after which the next client starts without a pause
 PAUSE_FIRST_S: Final = 0.1
@@ -42,152 +79,6 @@ class Phase(enum.Enum):
 
 
 _BEFORE: Final = (Phase.STARTING, Phase.READY)
-
-
-# ---- events --------------------------------------------------------------------------------------
-
-
-class Begin(msgspec.Struct, frozen=True):
-    """A new mount."""
-
-
-class Started(msgspec.Struct, frozen=True):
-    """A client's process was started."""
-
-    pid: int
-
-
-class NotStarted(msgspec.Struct, frozen=True):
-    """The process could not be started."""
-
-    cause: str
-
-
-class Ready(msgspec.Struct, frozen=True):
-    pid: int
-    warning: str = ""
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """A client reports that it cannot serve."""
-
-    pid: int
-    failure: Failure
-
-
-class Mounted(msgspec.Struct, frozen=True):
-    """The attempt to mount has ended. `failure`: None if it succeeded."""
-
-    failure: Failure | None = None
-
-
-class Serving(msgspec.Struct, frozen=True):
-    pid: int
-
-
-class Beat(msgspec.Struct, frozen=True):
-    pid: int
-
-
-class Retired(msgspec.Struct, frozen=True):
-    pid: int
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """A client ended. `clean`: because the mount had ended. `killed`: by SIGKILL, or with an
-    unknown exit status."""
-
-    pid: int
-    clean: bool
-    killed: bool = False
-
-
-class StopRequested(msgspec.Struct, frozen=True):
-    """A signal requests the end of the mount."""
-
-
-class UpgradeRequested(msgspec.Struct, frozen=True):
-    """The command line requests an upgrade; the shell knows the interpreter."""
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Time passed."""
-
-
-# ---- actions -------------------------------------------------------------------------------------
-
-
-class Start(msgspec.Struct, frozen=True):
-    """Start a client; `upgrade`: of the requested version."""
-
-    upgrade: bool = False
-
-
-class Mount(msgspec.Struct, frozen=True):
-    """Mount, answer INIT, create the table."""
-
-
-class Serve(msgspec.Struct, frozen=True):
-    pid: int
-    takeover: bool
-
-
-class Retire(msgspec.Struct, frozen=True):
-    pid: int
-
-
-class DumpStacks(msgspec.Struct, frozen=True):
-    pid: int
-
-
-class Kill(msgspec.Struct, frozen=True):
-    pid: int
-
-
-class Terminate(msgspec.Struct, frozen=True):
-    """Send SIGTERM: the client unmounts and ends."""
-
-    pid: int
-
-
-class AnnounceStarted(msgspec.Struct, frozen=True):
-    pid: int
-    warning: str
-
-
-class AnnounceFailed(msgspec.Struct, frozen=True):
-    failure: Failure
-
-
-class AnnounceUpgraded(msgspec.Struct, frozen=True):
-    pid: int
-    failure: Failure | None
-
-
-class GiveUp(msgspec.Struct, frozen=True):
-    """Unmount and close every descriptor."""
-
-    cause: str
-
-
-class Finish(msgspec.Struct, frozen=True):
-    code: int
-
-
-class Leave(msgspec.Struct, frozen=True):
-    """End without touching the client `pid`, which starts another supervisor."""
-
-    pid: int
-
-
-Event = (
-    Begin | Started | NotStarted | Ready | Failed | Mounted | Serving | Beat | Retired | Ended
-    | StopRequested | UpgradeRequested | Tick
-)  # fmt: skip
-Action = (
-    Start | Mount | Serve | Retire | DumpStacks | Kill | Terminate | AnnounceStarted
-    | AnnounceFailed | AnnounceUpgraded | GiveUp | Finish | Leave
-)  # fmt: skip
 
 
 class Client:
@@ -228,11 +119,13 @@ class Supervision:
     counts as hung. `can_take_over` is False if the kernel cannot resend requests: the first death
     then ends the mount."""
 
-    def __init__(self, heartbeat_timeout_s: float) -> None:
+    def __init__(self, heartbeat_timeout_s: float, worker_wait_s: float = 0.0) -> None:
         self.can_take_over = True
         self._timeout_s = heartbeat_timeout_s
         server_limit_s = HEARTBEATS * heartbeat_timeout_s
         self._start_limit_s = max(START_LIMIT_S, server_limit_s + SERVER_START_S)
+        if worker_wait_s:
+            self._start_limit_s += worker_wait_s
         self._clients: dict[int, Client] = {}
         self._mounted = False
         self._announced = False
@@ -241,15 +134,34 @@ class Supervision:
         self._kills = 0
         self._start_at: float | None = None
         self._starting_upgrade = False
+        self._is_held = False
+        self._is_claimed = False  # or is being claimed
+        self._renewed_at: float | None = None  # a client over its budget was replaced
         self.finished = False
 
     @classmethod
+    def of_held(cls, heartbeat_timeout_s: float, worker_wait_s: float = 0.0) -> Supervision:
+        """Returns the state of a supervisor of a held mount, which has no client here yet."""
+        self = cls(heartbeat_timeout_s, worker_wait_s)
+        self._mounted = self._announced = self._is_held = True
+        return self
+
+    @classmethod
     def of_running(
-        cls, heartbeat_timeout_s: float, pid: int, now: float, *, serving: bool = True
+        cls,
+        heartbeat_timeout_s: float,
+        pid: int,
+        now: float,
+        *,
+        serving: bool = True,
+        held: bool = False,
+        worker_wait_s: float = 0.0,
     ) -> Supervision:
         """Returns the state of a supervisor that the client `pid` started. That client serves, or
         will serve once it is ready."""
-        self = cls(heartbeat_timeout_s)
+        self = cls(heartbeat_timeout_s, worker_wait_s)
+        self._is_held = held
+        self._is_claimed = held and serving
         self._mounted = self._announced = True
         client = self._clients[pid] = Client(pid, now)
         if serving:
@@ -288,6 +200,10 @@ class Supervision:
                 return self._on_stop(now)
             case UpgradeRequested():
                 return self._on_upgrade()
+            case Claimed(exists):
+                return self._serve_next(now) if exists else self._stopped()
+            case HandOver():
+                return self._leave(now)
             case Tick():
                 return self._on_tick(now)
         client = self._clients.get(event.pid)
@@ -309,6 +225,8 @@ class Supervision:
                 return self._on_retired(client, now)
             case Ended(_, clean, killed):
                 return self._on_ended(client, clean, killed, now)
+            case OverBudget():
+                return self._on_over_budget(client, now)
         return []
 
     def _on_not_started(self, cause: str, now: float) -> list[Action]:
@@ -342,6 +260,8 @@ class Supervision:
         if client.phase is not Phase.RETIRING:
             return []
         client.enter(Phase.RETIRED, now)
+        if self._stop_by is not None:
+            return self._left()
         return self._serve_next(now)
 
     def _on_serving(self, client: Client, now: float) -> list[Action]:
@@ -369,6 +289,8 @@ class Supervision:
         said: list[Action] = []
         if client.is_upgrade and not client.failed:
             said = [AnnounceUpgraded(0, _failure("the new client ended before it could serve"))]
+        if self._stop_by is not None and self._is_held and self._reader() is not None:
+            return said  # it retires
         if self._stop_by is not None or (clean and client.phase is Phase.SERVING):
             return [*said, *self._stopped()]
         if not self._announced:
@@ -399,6 +321,8 @@ class Supervision:
         return self._on_tick(now)
 
     def _on_stop(self, now: float) -> list[Action]:
+        if self._is_held:
+            return self._leave(now)
         if self._stop_by is not None or not self._clients:
             return self._stopped()
         self._stop_by = now + STOP_LIMIT_S
@@ -406,7 +330,38 @@ class Supervision:
         return [Terminate(pid) for pid in self._clients]
 
     def _stopped(self) -> list[Action]:
+        if self._is_held and self._stop_by is not None:
+            return self._left()
         return [*self._kill_all(), GiveUp("stopped"), Finish(0)]
+
+    def _leave(self, now: float) -> list[Action]:
+        """Leaves a held mount to another process: the client that serves retires, the others end.
+        A client that may not listen yet is killed, as its requests are sent again anyway."""
+        if self._stop_by is not None:
+            return []
+        self._stop_by, self._start_at = now + SERVE_LIMIT_S, None
+        reader = self._reader()
+        if reader is None or reader.phase is Phase.TOLD:
+            return self._left()
+        others = [Kill(client.pid) for client in self._clients.values() if client is not reader]
+        if reader.phase is Phase.RETIRING:
+            return [*others]
+        reader.enter(Phase.RETIRING, now)
+        return [*others, Retire(reader.pid)]
+
+    def _left(self) -> list[Action]:
+        reading = [Kill(c.pid) for c in self._clients.values() if c.phase is not Phase.RETIRED]
+        return [*reading, Finish(0)]
+
+    def _on_over_budget(self, client: Client, now: float) -> list[Action]:
+        """Starts a client that takes over from one that uses too much memory."""
+        is_recent = self._renewed_at is not None and now - self._renewed_at < RENEW_S
+        if client.phase is not Phase.SERVING or len(self._clients) > 1 or is_recent:
+            return []
+        if self._stop_by is not None or not self.can_take_over or self._starting_upgrade:
+            return []
+        self._renewed_at = now
+        return [Start()]
 
     def _on_upgrade(self) -> list[Action]:
         reader = self._reader()
@@ -462,7 +417,7 @@ class Supervision:
 
     def _serve_next(self, now: float) -> list[Action]:
         """Sends Serve to a ready client if no client reads; starts one if none is starting."""
-        if self._reader() is not None:
+        if self._reader() is not None or self._stop_by is not None:
             return []
         ready = (c for c in self._clients.values() if c.phase is Phase.READY)
         client = next(ready, None)
@@ -472,6 +427,9 @@ class Supervision:
                 self._start_at = now
                 return self._on_tick(now)
             return []
+        if self._is_held and not self._is_claimed:
+            self._is_claimed = True
+            return [Claim()]
         client.enter(Phase.TOLD, now)
         self._start_at = None
         return [Serve(client.pid, takeover=self._announced)]

@@ -1,7 +1,8 @@
 """The supervisor's shell: a poll loop around `state.Supervision`.
 
 Owns /dev/fuse, the negotiated values of INIT, the takeover table and the control sockets of its
-clients. It serves no request of the kernel, so no request can crash it.
+clients. It serves no request of the kernel, so no request can crash it. It mounts, or
+serves a mount that the node's holder has (`spec.held`), which it never unmounts.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from cachefs.fuse import mounting
 from cachefs.fuse.kernel.mount import answer_init, mount
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
+from cachefs.fuse.supervisor import events as e
 from cachefs.fuse.supervisor import stale_mount_cleanup
 from cachefs.fuse.supervisor import state as s
 from cachefs.fuse.supervisor import wire as w
+from cachefs.fuse.supervisor.held_mount import HeldMount
 from cachefs.fuse.supervisor.process import Process
 from cachefs.fuse.supervisor.upgrades import Upgrades
 from cachefs.launcher.processes import STOP_SIGNALS
@@ -57,22 +60,31 @@ class Supervisor:
         self._said_ending = False  # a client sent Ending here, and Leaving to the server
         self._exit: int | None = None
         self._upgrades = Upgrades(StateHome(spec.client.home), spec.client.mountpoint)
-        self._first: s.Event = s.Begin()
-        now = time.monotonic()
-        if spec.adopt is None:
-            self._state = s.Supervision(spec.client.heartbeat_timeout_s)
-        else:
-            timeout_s = spec.client.heartbeat_timeout_s
+        self._first: e.Event = e.Begin()
+        self._held_mount: HeldMount | None = None
+        self._watched = -1  # descriptor of the connection to the holder
+        timeout_s, wait_s = spec.client.heartbeat_timeout_s, spec.client.worker_wait_s
+        if spec.held is not None:
+            self._state = s.Supervision.of_held(timeout_s, wait_s)
+            self._take(spec.held)
+        elif spec.adopt is not None:
             self._state = s.Supervision.of_running(
-                timeout_s, spec.adopt.pid, now, serving=spec.adopt.serving
+                timeout_s,
+                spec.adopt.pid,
+                time.monotonic(),
+                serving=spec.adopt.serving,
+                held=spec.client.deposit is not None,
+                worker_wait_s=wait_s,
             )
             self._adopt(spec.adopt)
+        else:
+            self._state = s.Supervision(timeout_s, wait_s)
 
     # ---- life cycle ----
 
     def run(self) -> int:
         """Runs until the mount has ended, was given up, or was left to the next supervisor."""
-        with self._signals(), self._upgrades.listening() as listener:
+        with self._signals(), self._upgrade_socket() as listener:
             if listener is not None:
                 self._selector.register(listener, selectors.EVENT_READ, self._on_upgrade_request)
             if not self._processes:
@@ -81,7 +93,13 @@ class Supervisor:
                 self._step()
         for process in self._processes.values():
             process.close()
+        if self._held_mount is not None:
+            self._held_mount.close()
         return self._exit
+
+    def _upgrade_socket(self) -> contextlib.AbstractContextManager[socket.socket | None]:
+        """Returns the socket for upgrades by commands; a held mount changes by claims instead."""
+        return self._upgrades.listening() if self._held_mount is None else contextlib.nullcontext()
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -91,11 +109,20 @@ class Supervisor:
         now = time.monotonic()
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            for process in [p for p in self._processes.values() if p.is_dead()]:
-                self._ended(process)
-        self._on(s.Tick())
+            self._look(now)
+        self._on(e.Tick())
 
-    def _on(self, event: s.Event) -> None:
+    def _look(self, now: float) -> None:
+        for process in [p for p in self._processes.values() if p.is_dead()]:
+            self._ended(process)
+        budget_bytes = self._spec.memory_budget_bytes
+        for process in list(self._processes.values()) if budget_bytes else ():
+            if process.anonymous_bytes() > budget_bytes:
+                self._on(e.OverBudget(process.pid))
+        if self._held_mount is not None and self._held_mount.keep(now):
+            self._watch_holder()
+
+    def _on(self, event: e.Event) -> None:
         for action in self._state.handle(event, time.monotonic()):
             self._do(action)
 
@@ -112,7 +139,7 @@ class Supervisor:
         def asked() -> None:
             ours.recv(64)
             log.info("stopping: received a signal")
-            self._on(s.StopRequested())
+            self._on(e.StopRequested())
 
         self._selector.register(ours, selectors.EVENT_READ, asked)
         with ours, theirs:
@@ -120,20 +147,55 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
 
     def _adopt(self, adopt: OrphanedMount) -> None:
-        self._fuse_fd, self._table_fd = adopt.fuse_fd, adopt.table_fd
-        for fd in (self._fuse_fd, self._table_fd):
-            os.set_inheritable(fd, False)
-        self._negotiated = w.decode_negotiated(adopt.negotiated)
-        self._state.can_take_over = self._negotiated.resend
-        self._device = mounting.device_at(self._spec.mountpoint)
+        self._take(Held(adopt.fuse_fd, adopt.table_fd, adopt.negotiated))
+        if adopt.serving and self._held_mount is not None:
+            self._claim()
         process = Process.adopt(adopt.pid, adopt.control_fd)
         if process is not None:
             self._add(process)
             log.info("supervising the client %d, whose supervisor was lost", adopt.pid)
         else:
-            self._first = s.Ended(adopt.pid, clean=self._is_gone(), killed=True)
+            self._first = e.Ended(adopt.pid, clean=self._is_gone(), killed=True)
             log.warning("client %d ended together with its supervisor", adopt.pid)
         self._ready.say(Started(os.getpid()))
+
+    # ---- the mount ----
+
+    def _take(self, held: Held) -> None:
+        """Takes the inherited descriptors of a mount."""
+        self._fuse_fd, self._table_fd = held.fuse_fd, held.table_fd
+        for fd in (self._fuse_fd, self._table_fd):
+            os.set_inheritable(fd, False)
+        self._negotiated = w.decode_negotiated(held.negotiated)
+        self._state.can_take_over = self._negotiated.resend
+        ref = self._spec.deposit
+        self._device = ref.device if ref else mounting.device_at(self._spec.mountpoint)
+        self._held_mount = HeldMount(self._spec, ref, held) if ref else None
+
+    def _claim(self) -> None:
+        assert self._held_mount is not None
+        exists = self._held_mount.claim()
+        self._watch_holder()
+        self._on(e.Claimed(exists))
+
+    def _watch_holder(self) -> None:
+        """Watches the present connection to the holder, if there is one."""
+        if self._watched >= 0:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._watched)
+        assert self._held_mount is not None
+        self._watched = self._held_mount.fileno()
+        if self._watched >= 0:
+            self._selector.register(self._watched, selectors.EVENT_READ, self._on_holder)
+
+    def _on_holder(self) -> None:
+        assert self._held_mount is not None
+        must_hand_over = self._held_mount.must_hand_over()
+        if self._held_mount.fileno() < 0:
+            self._watch_holder()
+        if must_hand_over:
+            log.info("another process claims the mount: handing over")
+            self._on(e.HandOver())
 
     # ---- clients ----
 
@@ -169,15 +231,15 @@ class Supervisor:
         if isinstance(note, w.Ending):
             process.said_ending = self._said_ending = True
         elif isinstance(note, w.Ready):
-            self._on(s.Ready(pid, note.warning))
+            self._on(e.Ready(pid, note.warning))
         elif isinstance(note, w.Failed):
-            self._on(s.Failed(pid, note.failure))
+            self._on(e.Failed(pid, note.failure))
         elif isinstance(note, w.Serving):
-            self._on(s.Serving(pid))
+            self._on(e.Serving(pid))
         elif isinstance(note, w.Retired):
-            self._on(s.Retired(pid))
+            self._on(e.Retired(pid))
         elif isinstance(note, w.Beat):
-            self._on(s.Beat(pid))
+            self._on(e.Beat(pid))
 
     def _ended(self, process: Process) -> None:
         if self._processes.get(process.pid) is not process:
@@ -188,13 +250,15 @@ class Supervisor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.control)
         self._selector.unregister(process.pidfd)
-        well, killed = process.ended_well() or self._is_gone(), process.was_killed()
+        # The exit status of a held mount's client also says that it left the mount.
+        well = self._is_gone() or (self._held_mount is None and process.ended_well())
+        killed = process.was_killed()
         log.log(
             logging.INFO if well else logging.WARNING,
             "client %d has ended%s", process.pid, "" if well else " unexpectedly",
         )  # fmt: skip
         process.close()
-        self._on(s.Ended(process.pid, well, killed))
+        self._on(e.Ended(process.pid, well, killed))
 
     def _is_gone(self) -> bool:
         """Returns whether the mount has ended."""
@@ -216,36 +280,38 @@ class Supervisor:
 
     # ---- actions ----
 
-    def _do(self, action: s.Action) -> None:
+    def _do(self, action: e.Action) -> None:
         match action:
-            case s.Start(upgrade):
+            case e.Start(upgrade):
                 self._start(upgrade)
-            case s.Mount():
+            case e.Mount():
                 self._mount()
-            case s.Serve(pid, takeover):
+            case e.Claim():
+                self._claim()
+            case e.Serve(pid, takeover):
                 self._send_serve(pid, takeover)
-            case s.Retire(pid):
+            case e.Retire(pid):
                 self._send(pid, w.Retire())
-            case s.DumpStacks(pid):
+            case e.DumpStacks(pid):
                 log.warning("client %d does not answer; its stacks are in the client's log", pid)
                 self._signal(pid, STACKS_SIGNAL)
-            case s.Kill(pid):
+            case e.Kill(pid):
                 log.warning("killing client %d", pid)
                 self._signal(pid, signal.SIGKILL)
-            case s.Terminate(pid):
+            case e.Terminate(pid):
                 self._signal(pid, signal.SIGTERM)
-            case s.AnnounceStarted(_, warning):
+            case e.AnnounceStarted(_, warning):
                 self._ready.say(Started(os.getpid(), warning=warning))
-            case s.AnnounceFailed(failure):
+            case e.AnnounceFailed(failure):
                 self._ready.say(Started(os.getpid(), failure=failure))
-            case s.AnnounceUpgraded(pid, failure):
+            case e.AnnounceUpgraded(pid, failure):
                 self._upgrades.answer(w.Upgraded(pid, failure))
-            case s.GiveUp(cause):
+            case e.GiveUp(cause):
                 self._give_up(cause)
-            case s.Leave(pid):
+            case e.Leave(pid):
                 self._send(pid, w.Leaving())
                 self._exit = 0
-            case s.Finish(code):
+            case e.Finish(code):
                 self._exit = code
 
     def _start(self, upgrade: bool) -> None:
@@ -256,10 +322,10 @@ class Supervisor:
             )
         except OSError as err:
             log.error("cannot start a client: %s", err)
-            return self._on(s.NotStarted(f"{python}: {err.strerror}"))
+            return self._on(e.NotStarted(f"{python}: {err.strerror}"))
         self._add(process)
         log.info("started client %d", process.pid)
-        self._on(s.Started(process.pid))
+        self._on(e.Started(process.pid))
 
     def _held(self, upgrade: bool) -> Held | None:
         """Returns the descriptors that keep the mount alive, for a client that is the only one. Of
@@ -283,7 +349,7 @@ class Supervisor:
             self._state.can_take_over = self._negotiated.resend
         if failure is not None and self._fuse_fd >= 0:
             self._give_up(failure.cause)
-        self._on(s.Mounted(failure))
+        self._on(e.Mounted(failure))
 
     def _send_serve(self, pid: int, takeover: bool) -> None:
         assert self._negotiated is not None
@@ -303,12 +369,15 @@ class Supervisor:
             process.signal(number)
 
     def _give_up(self, cause: str) -> None:
-        """Unmounts if the mount still exists. Closing our descriptors ends the connection."""
-        log.info("unmounting %s: %s", self._spec.mountpoint, cause)
-        if not self._is_gone():  # else its device number may be that of the next mount here
-            stale_mount_cleanup.unmount(self._spec, self._device)
-        if not self._is_gone():
-            stale_mount_cleanup.abort(self._device)
+        """Unmounts if the mount still exists and is not held. Closing our descriptors ends the
+        connection of a mount that is not held."""
+        if self._held_mount is not None:
+            log.info("leaving %s: %s", self._spec.mountpoint, cause)
+            if self._is_gone():
+                self._held_mount.drop()
+        else:
+            log.info("unmounting %s: %s", self._spec.mountpoint, cause)
+            self._unmount()
         stale_mount_cleanup.remove_record(self._spec, {os.getpid(), *self._processes})
         for fd in (self._fuse_fd, self._table_fd):
             if fd >= 0:
@@ -317,8 +386,14 @@ class Supervisor:
         if not self._said_ending:
             stale_mount_cleanup.announce_mount_end(self._spec.socket, self._spec.mountpoint)
 
+    def _unmount(self) -> None:
+        if not self._is_gone():  # else its device number may be that of the next mount here
+            stale_mount_cleanup.unmount(self._spec, self._device)
+        if not self._is_gone():
+            stale_mount_cleanup.abort(self._device)
+
     # ---- upgrades ----
 
     def _on_upgrade_request(self) -> None:
         if self._upgrades.accept(foreground=self._spec.log_to_stderr):
-            self._on(s.UpgradeRequested())
+            self._on(e.UpgradeRequested())

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from cachefs.core.messages import Failure
+from cachefs.fuse.supervisor import events as e
 from cachefs.fuse.supervisor import state as s
 from tests.services.examples import examples
 
@@ -36,91 +37,91 @@ class World:
         self.next_pid = 1
         self.alive: set[int] = set()
         self.readers: set[int] = set()  # were told to serve, have neither ended nor retired
-        self.said: list[s.Action] = []
+        self.said: list[e.Action] = []
         self.code: int | None = None
         self.left_to = 0
         self.start_fails = self.mount_fails = False
         self.asked = 0  # upgrades that wait for an answer
         self.is_mounted = False
 
-    def on(self, event: s.Event) -> list[s.Action]:
+    def on(self, event: e.Event) -> list[e.Action]:
         actions = self.state.handle(event, self.now)
         for action in actions:
             self._do(action)
         self.said += actions
         return actions
 
-    def _do(self, action: s.Action) -> None:
+    def _do(self, action: e.Action) -> None:
         match action:
-            case s.Start():
+            case e.Start():
                 self._start()
-            case s.Mount():
+            case e.Mount():
                 assert not self.is_mounted, "a second mount"
                 self.is_mounted = not self.mount_fails
-                self.on(s.Mounted(WHY if self.mount_fails else None))
-            case s.Serve(pid):
+                self.on(e.Mounted(WHY if self.mount_fails else None))
+            case e.Serve(pid):
                 assert self.is_mounted
                 assert not self.readers, f"{pid} is told to serve beside {self.readers}"
                 if pid in self.alive:
                     self.readers.add(pid)
-            case s.AnnounceUpgraded():
+            case e.AnnounceUpgraded():
                 self.asked = 0
-            case s.GiveUp():
+            case e.GiveUp():
                 self.is_mounted = False
-            case s.Finish(code):
+            case e.Finish(code):
                 self.code = code
-            case s.Leave(pid):
+            case e.Leave(pid):
                 self.left_to = pid
 
     def _start(self) -> None:
         if self.start_fails:
-            self.on(s.NotStarted("no memory"))
+            self.on(e.NotStarted("no memory"))
             return
         pid, self.next_pid = self.next_pid, self.next_pid + 1
         self.alive.add(pid)
-        self.on(s.Started(pid))
+        self.on(e.Started(pid))
 
     @property
     def is_over(self) -> bool:
         return self.code is not None or self.left_to > 0
 
-    def ends(self, pid: int, *, clean: bool = False, killed: bool = False) -> list[s.Action]:
+    def ends(self, pid: int, *, clean: bool = False, killed: bool = False) -> list[e.Action]:
         self.alive.discard(pid)
         self.readers.discard(pid)
-        return self.on(s.Ended(pid, clean, killed))
+        return self.on(e.Ended(pid, clean, killed))
 
-    def retired(self, pid: int) -> list[s.Action]:
+    def retired(self, pid: int) -> list[e.Action]:
         self.readers.discard(pid)
-        return self.on(s.Retired(pid))
+        return self.on(e.Retired(pid))
 
-    def waits(self, seconds: float) -> list[s.Action]:
+    def waits(self, seconds: float) -> list[e.Action]:
         """In steps of a beat, with nobody beating."""
-        actions: list[s.Action] = []
+        actions: list[e.Action] = []
         until = self.now + seconds
         while self.now < until and not self.is_over:
             self.now += 0.25
-            actions += self.on(s.Tick())
+            actions += self.on(e.Tick())
         return actions
 
     def serves(self, pid: int, seconds: float) -> None:
         until = self.now + seconds
         while self.now < until:
             self.now += 0.25
-            self.on(s.Beat(pid))
-            self.on(s.Tick())
+            self.on(e.Beat(pid))
+            self.on(e.Tick())
 
 
 def mounted() -> World:
     """A mount that the client 1 serves."""
     world = World()
-    world.on(s.Begin())
-    world.on(s.Ready(1, "a warning"))
-    world.on(s.Serving(1))
+    world.on(e.Begin())
+    world.on(e.Ready(1, "a warning"))
+    world.on(e.Serving(1))
     assert world.readers == {1}
     return world
 
 
-def of_kind(actions: list[s.Action], kind: type[Any]) -> list[Any]:
+def of_kind(actions: list[e.Action], kind: type[Any]) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
@@ -129,38 +130,38 @@ def of_kind(actions: list[s.Action], kind: type[Any]) -> list[Any]:
 
 def test_a_mount_is_announced_when_its_client_serves() -> None:
     world = World()
-    assert world.on(s.Begin()) == [s.Start()]
-    assert world.on(s.Ready(1, "a warning")) == [s.Mount()]
-    assert s.Serve(1, takeover=False) in world.said
-    assert world.on(s.Serving(1)) == [s.AnnounceStarted(1, "a warning")]
+    assert world.on(e.Begin()) == [e.Start()]
+    assert world.on(e.Ready(1, "a warning")) == [e.Mount()]
+    assert e.Serve(1, takeover=False) in world.said
+    assert world.on(e.Serving(1)) == [e.AnnounceStarted(1, "a warning")]
 
 
 @pytest.mark.parametrize(
-    "event", [s.Failed(1, WHY), s.Ended(1, clean=False), s.Ended(1, clean=True)]
+    "event", [e.Failed(1, WHY), e.Ended(1, clean=False), e.Ended(1, clean=True)]
 )
-def test_a_first_client_that_fails_fails_the_mount(event: s.Event) -> None:
+def test_a_first_client_that_fails_fails_the_mount(event: e.Event) -> None:
     world = World()
-    world.on(s.Begin())
+    world.on(e.Begin())
     actions = world.on(event)
-    assert of_kind(actions, s.AnnounceFailed)
+    assert of_kind(actions, e.AnnounceFailed)
     assert world.code == 1
 
 
 def test_a_mount_that_is_refused_leaves_no_client() -> None:
     world = World()
     world.mount_fails = True
-    world.on(s.Begin())
-    world.on(s.Ready(1))
-    assert s.AnnounceFailed(WHY) in world.said
-    assert s.Kill(1) in world.said
+    world.on(e.Begin())
+    world.on(e.Ready(1))
+    assert e.AnnounceFailed(WHY) in world.said
+    assert e.Kill(1) in world.said
     assert world.code == 1
 
 
 def test_a_client_that_was_told_and_fails_takes_the_first_mount_away() -> None:
     world = World()
-    world.on(s.Begin())
-    world.on(s.Ready(1))
-    world.on(s.Failed(1, WHY))
+    world.on(e.Begin())
+    world.on(e.Ready(1))
+    world.on(e.Failed(1, WHY))
     assert not world.is_mounted
     assert world.code == 1
 
@@ -168,8 +169,8 @@ def test_a_client_that_was_told_and_fails_takes_the_first_mount_away() -> None:
 def test_a_client_that_cannot_be_started_fails_the_mount() -> None:
     world = World()
     world.start_fails = True
-    world.on(s.Begin())
-    assert [said.failure.cause for said in of_kind(world.said, s.AnnounceFailed)] == ["no memory"]
+    world.on(e.Begin())
+    assert [said.failure.cause for said in of_kind(world.said, e.AnnounceFailed)] == ["no memory"]
     assert world.code == 1
 
 
@@ -178,9 +179,9 @@ def test_a_client_that_cannot_be_started_fails_the_mount() -> None:
 
 def test_a_death_is_followed_at_once() -> None:
     world = mounted()
-    assert world.ends(1, killed=True) == [s.Start()]
-    assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
-    assert world.on(s.Serving(2)) == []
+    assert world.ends(1, killed=True) == [e.Start()]
+    assert world.on(e.Ready(2)) == [e.Serve(2, takeover=True)]
+    assert world.on(e.Serving(2)) == []
 
 
 def test_the_server_that_is_away_is_not_a_death_of_the_mount() -> None:
@@ -188,7 +189,7 @@ def test_the_server_that_is_away_is_not_a_death_of_the_mount() -> None:
     world = mounted()
     world.ends(1, killed=True)
     assert world.waits(s.START_LIMIT_S - 1) == []
-    assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
+    assert world.on(e.Ready(2)) == [e.Serve(2, takeover=True)]
 
 
 def test_a_successor_has_the_time_after_which_a_server_is_killed() -> None:
@@ -196,9 +197,9 @@ def test_a_successor_has_the_time_after_which_a_server_is_killed() -> None:
     limit_s = 3 * 60.0 + s.SERVER_START_S
     assert limit_s > s.START_LIMIT_S
     world = World(s.Supervision(60.0))
-    world.on(s.Begin())
+    world.on(e.Begin())
     assert world.waits(limit_s - 1) == []
-    assert world.waits(1) == [s.DumpStacks(1)]
+    assert world.waits(1) == [e.DumpStacks(1)]
 
 
 def deaths(world: World, *, killed: bool, served_s: float = 0.0) -> int:
@@ -212,8 +213,8 @@ def deaths(world: World, *, killed: bool, served_s: float = 0.0) -> int:
             return count
         world.waits(s.PAUSE_MAX_S + 1)
         (pid,) = world.alive
-        world.on(s.Ready(pid))
-        world.on(s.Serving(pid))
+        world.on(e.Ready(pid))
+        world.on(e.Serving(pid))
     return 0
 
 
@@ -247,11 +248,11 @@ def test_pauses_grow_and_are_bounded() -> None:
         world.ends(pid)
         while not world.alive:
             world.now += 0.01
-            world.on(s.Tick())
+            world.on(e.Tick())
         pauses.append(world.now - died_at)
         (pid,) = world.alive
-        world.on(s.Ready(pid))
-        world.on(s.Serving(pid))
+        world.on(e.Ready(pid))
+        world.on(e.Serving(pid))
     assert pauses[: s.AT_ONCE] == [0.0] * s.AT_ONCE
     assert pauses == sorted(pauses)
     assert 0 < pauses[s.AT_ONCE] <= s.PAUSE_FIRST_S + 0.02
@@ -289,17 +290,17 @@ def test_one_that_does_not_beat_is_dumped_and_then_killed() -> None:
     world.serves(1, 30)
     assert world.waits(TIMEOUT_S - 0.5) == []
     actions = world.waits(0.5)
-    assert actions == [s.DumpStacks(1)]
-    assert world.waits(s.DUMP_GRACE_S) == [s.Kill(1)]
+    assert actions == [e.DumpStacks(1)]
+    assert world.waits(s.DUMP_GRACE_S) == [e.Kill(1)]
     assert world.waits(5) == [], "once"
-    assert world.ends(1, killed=True) == [s.Start()]
+    assert world.ends(1, killed=True) == [e.Start()]
 
 
 def test_one_that_beats_again_lives() -> None:
     world = mounted()
-    assert world.waits(TIMEOUT_S) == [s.DumpStacks(1)]
+    assert world.waits(TIMEOUT_S) == [e.DumpStacks(1)]
     world.serves(1, 60)
-    assert not of_kind(world.said, s.Kill)
+    assert not of_kind(world.said, e.Kill)
 
 
 def test_clients_that_hang_as_soon_as_they_serve_end_the_mount() -> None:
@@ -308,13 +309,13 @@ def test_clients_that_hang_as_soon_as_they_serve_end_the_mount() -> None:
     for _ in range(s.MAX_DEATHS + 1):
         (pid,) = world.alive
         world.waits(TIMEOUT_S + s.DUMP_GRACE_S + 1)
-        assert s.Kill(pid) in world.said
+        assert e.Kill(pid) in world.said
         world.ends(pid, killed=True)
         world.waits(s.PAUSE_MAX_S + 1)
         if world.code is None:
             (pid,) = world.alive
-            world.on(s.Ready(pid))
-            world.on(s.Serving(pid))
+            world.on(e.Ready(pid))
+            world.on(e.Serving(pid))
     assert world.code == 1
 
 
@@ -326,19 +327,19 @@ def test_no_phase_lasts_for_ever(phase: str) -> None:
     if phase in ("starting", "told"):
         world.ends(1, killed=True)
     if phase == "told":
-        world.on(s.Ready(2))
+        world.on(e.Ready(2))
     if phase in ("retiring", "retired"):
-        world.on(s.UpgradeRequested())
-        world.on(s.Ready(2))
+        world.on(e.UpgradeRequested())
+        world.on(e.Ready(2))
         pid = 1
     if phase == "retired":
         world.retired(1)
     for _ in range(int(4 * (s.START_LIMIT_S + s.DUMP_GRACE_S + 1))):
         world.now += 0.25
-        world.on(s.Beat(pid))
-        world.on(s.Tick())
-    assert s.DumpStacks(pid) in world.said
-    assert world.said.count(s.Kill(pid)) == 1
+        world.on(e.Beat(pid))
+        world.on(e.Tick())
+    assert e.DumpStacks(pid) in world.said
+    assert world.said.count(e.Kill(pid)) == 1
 
 
 # ---- upgrades ------------------------------------------------------------------------------------
@@ -346,86 +347,86 @@ def test_no_phase_lasts_for_ever(phase: str) -> None:
 
 def test_an_upgrade() -> None:
     world = mounted()
-    assert world.on(s.UpgradeRequested()) == [s.Start(upgrade=True)]
-    assert world.on(s.Ready(2)) == [s.Retire(1)]
-    assert world.retired(1) == [s.Serve(2, takeover=True)]
-    assert world.on(s.Serving(2)) == [s.AnnounceUpgraded(2, None), s.Leave(2)]
-    assert world.on(s.Ended(1, clean=True)) == [], "it has left"
+    assert world.on(e.UpgradeRequested()) == [e.Start(upgrade=True)]
+    assert world.on(e.Ready(2)) == [e.Retire(1)]
+    assert world.retired(1) == [e.Serve(2, takeover=True)]
+    assert world.on(e.Serving(2)) == [e.AnnounceUpgraded(2, None), e.Leave(2)]
+    assert world.on(e.Ended(1, clean=True)) == [], "it has left"
 
 
 def test_an_upgrade_whose_old_client_dies_first() -> None:
     world = mounted()
-    world.on(s.UpgradeRequested())
-    world.on(s.Ready(2))
-    assert world.ends(1, killed=True) == [s.Serve(2, takeover=True)]
+    world.on(e.UpgradeRequested())
+    world.on(e.Ready(2))
+    assert world.ends(1, killed=True) == [e.Serve(2, takeover=True)]
 
 
 @pytest.mark.parametrize("said_why", [True, False])
 def test_a_new_version_that_cannot_serve_changes_nothing(said_why: bool) -> None:
     world = mounted()
-    world.on(s.UpgradeRequested())
+    world.on(e.UpgradeRequested())
     if said_why:
-        assert world.on(s.Failed(2, WHY)) == [s.AnnounceUpgraded(0, WHY)]
-        assert world.on(s.UpgradeRequested()) == [s.Start(upgrade=True)], "it may be tried again"
+        assert world.on(e.Failed(2, WHY)) == [e.AnnounceUpgraded(0, WHY)]
+        assert world.on(e.UpgradeRequested()) == [e.Start(upgrade=True)], "it may be tried again"
         assert world.ends(2) == [], "who asks now is told of the next one only"
     else:
         (said,) = world.ends(2)
-        assert isinstance(said, s.AnnounceUpgraded)
+        assert isinstance(said, e.AnnounceUpgraded)
         assert said.failure is not None
-        assert world.on(s.UpgradeRequested()) == [s.Start(upgrade=True)], "it may be tried again"
+        assert world.on(e.UpgradeRequested()) == [e.Start(upgrade=True)], "it may be tried again"
     assert world.readers == {1}
 
 
 def test_one_that_retires_still_reads_when_its_successor_dies() -> None:
     """Whoever is started then waits for it."""
     world = mounted()
-    world.on(s.UpgradeRequested())
-    world.on(s.Ready(2))
-    assert not of_kind(world.ends(2), s.Start)
-    assert world.retired(1) == [s.Start()]
-    assert world.on(s.Ready(3)) == [s.Serve(3, takeover=True)]
+    world.on(e.UpgradeRequested())
+    world.on(e.Ready(2))
+    assert not of_kind(world.ends(2), e.Start)
+    assert world.retired(1) == [e.Start()]
+    assert world.on(e.Ready(3)) == [e.Serve(3, takeover=True)]
 
 
 def test_a_new_version_that_dies_when_it_is_told_is_reported_and_followed() -> None:
     world = mounted()
-    world.on(s.UpgradeRequested())
-    world.on(s.Ready(2))
+    world.on(e.UpgradeRequested())
+    world.on(e.Ready(2))
     world.retired(1)
     actions = world.ends(2)
-    assert of_kind(actions, s.AnnounceUpgraded)[0].failure is not None
-    assert of_kind(actions, s.Start) == [s.Start()]
+    assert of_kind(actions, e.AnnounceUpgraded)[0].failure is not None
+    assert of_kind(actions, e.Start) == [e.Start()]
 
 
 def test_a_program_that_cannot_be_started_is_no_upgrade() -> None:
     world = mounted()
     world.start_fails = True
-    world.on(s.UpgradeRequested())
-    assert [said.failure.cause for said in of_kind(world.said, s.AnnounceUpgraded)] == ["no memory"]
+    world.on(e.UpgradeRequested())
+    assert [said.failure.cause for said in of_kind(world.said, e.AnnounceUpgraded)] == ["no memory"]
     assert world.readers == {1}
 
 
 def test_a_death_during_an_upgrade_leaves_one_client() -> None:
     """Both are started; the new version comes first, so the other is not needed."""
     world = mounted()
-    world.on(s.UpgradeRequested())
-    assert world.ends(1, killed=True) == [s.Start()]
-    world.on(s.Ready(2))
-    actions = world.on(s.Serving(2))
-    assert actions == [s.AnnounceUpgraded(2, None), s.Kill(3), s.Leave(2)]
+    world.on(e.UpgradeRequested())
+    assert world.ends(1, killed=True) == [e.Start()]
+    world.on(e.Ready(2))
+    actions = world.on(e.Serving(2))
+    assert actions == [e.AnnounceUpgraded(2, None), e.Kill(3), e.Leave(2)]
 
 
 def test_upgrades_are_refused_while_it_cannot_be() -> None:
     world = mounted()
-    world.on(s.UpgradeRequested())
-    (second,) = world.on(s.UpgradeRequested())
-    assert isinstance(second, s.AnnounceUpgraded)
+    world.on(e.UpgradeRequested())
+    (second,) = world.on(e.UpgradeRequested())
+    assert isinstance(second, e.AnnounceUpgraded)
     assert second.failure is not None
     world = mounted()
-    world.on(s.StopRequested())
-    assert not of_kind(world.on(s.UpgradeRequested()), s.Start)
+    world.on(e.StopRequested())
+    assert not of_kind(world.on(e.UpgradeRequested()), e.Start)
     world = mounted()
     world.state.can_take_over = False
-    assert not of_kind(world.on(s.UpgradeRequested()), s.Start)
+    assert not of_kind(world.on(e.UpgradeRequested()), e.Start)
 
 
 # ---- stopping ------------------------------------------------------------------------------------
@@ -433,24 +434,24 @@ def test_upgrades_are_refused_while_it_cannot_be() -> None:
 
 def test_stopping_waits_for_the_client_to_unmount() -> None:
     world = mounted()
-    assert world.on(s.StopRequested()) == [s.Terminate(1)]
+    assert world.on(e.StopRequested()) == [e.Terminate(1)]
     world.ends(1, clean=True)
     assert world.code == 0
 
 
 def test_a_second_signal_does_not_wait() -> None:
     world = mounted()
-    world.on(s.StopRequested())
-    assert s.Kill(1) in world.on(s.StopRequested())
+    world.on(e.StopRequested())
+    assert e.Kill(1) in world.on(e.StopRequested())
     assert world.code == 0
     assert not world.is_mounted
 
 
 def test_stopping_has_a_limit() -> None:
     world = mounted()
-    world.on(s.StopRequested())
+    world.on(e.StopRequested())
     world.serves(1, s.STOP_LIMIT_S + 1)
-    assert s.Kill(1) in world.said
+    assert e.Kill(1) in world.said
     assert world.code == 0
 
 
@@ -460,19 +461,19 @@ def test_stopping_while_nobody_serves() -> None:
         (pid,) = world.alive
         world.ends(pid)
         for pid in world.alive:
-            world.on(s.Ready(pid))
-            world.on(s.Serving(pid))
+            world.on(e.Ready(pid))
+            world.on(e.Serving(pid))
     assert not world.alive, "it pauses"
-    world.on(s.StopRequested())
+    world.on(e.StopRequested())
     assert world.code == 0
     assert not world.is_mounted
 
 
 def test_no_client_is_started_while_it_stops() -> None:
     world = mounted()
-    world.on(s.UpgradeRequested())
-    world.on(s.StopRequested())
-    assert not of_kind(world.ends(1, killed=True), s.Start)
+    world.on(e.UpgradeRequested())
+    world.on(e.StopRequested())
+    assert not of_kind(world.ends(1, killed=True), e.Start)
     assert world.code == 0
 
 
@@ -484,17 +485,17 @@ def test_a_running_client_is_watched() -> None:
     world.alive, world.readers, world.next_pid, world.is_mounted = {1}, {1}, 2, True
     world.serves(1, 5)
     assert world.said == []
-    assert world.ends(1, killed=True) == [s.Start()]
-    assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
+    assert world.ends(1, killed=True) == [e.Start()]
+    assert world.on(e.Ready(2)) == [e.Serve(2, takeover=True)]
 
 
 def test_a_client_that_is_still_starting_is_watched() -> None:
     """Its supervisor was lost before it could be told to serve: it is told by the next one."""
     world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0, serving=False))
     world.alive, world.next_pid, world.is_mounted = {1}, 2, True
-    assert world.on(s.Ready(1)) == [s.Serve(1, takeover=True)]
-    assert world.on(s.Serving(1)) == []
-    assert world.ends(1, killed=True) == [s.Start()]
+    assert world.on(e.Ready(1)) == [e.Serve(1, takeover=True)]
+    assert world.on(e.Serving(1)) == []
+    assert world.ends(1, killed=True) == [e.Start()]
 
 
 # ---- anything in any order -----------------------------------------------------------------------
@@ -514,7 +515,7 @@ class Machine(RuleBasedStateMachine):
             self.world.alive, self.world.readers = {1}, {1}
             self.world.next_pid, self.world.is_mounted = 2, True
         else:
-            self.world.on(s.Begin())
+            self.world.on(e.Begin())
         self.world.state.can_take_over = can
 
     def pick(self, data: st.DataObject) -> int:
@@ -528,11 +529,11 @@ class Machine(RuleBasedStateMachine):
         if kind == "retired":
             self.world.retired(pid)
         else:
-            events: dict[str, s.Event] = {
-                "ready": s.Ready(pid),
-                "serving": s.Serving(pid),
-                "beat": s.Beat(pid),
-                "failed": s.Failed(pid, WHY),
+            events: dict[str, e.Event] = {
+                "ready": e.Ready(pid),
+                "serving": e.Serving(pid),
+                "beat": e.Beat(pid),
+                "failed": e.Failed(pid, WHY),
             }
             self.world.on(events[kind])
 
@@ -545,23 +546,23 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.05, 120))
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
-        self.world.on(s.Tick())
+        self.world.on(e.Tick())
 
     @rule()
     def stop(self) -> None:
-        self.world.on(s.StopRequested())
+        self.world.on(e.StopRequested())
 
     @rule(fails=st.booleans())
     def upgrade(self, fails: bool) -> None:
         self.world.asked = 1
         self.world.start_fails = fails
-        self.world.on(s.UpgradeRequested())
+        self.world.on(e.UpgradeRequested())
         self.world.start_fails = False
 
     @rule(pid=st.integers(50, 60))
     def a_stranger_ends(self, pid: int) -> None:
         if pid not in self.world.alive:
-            self.world.on(s.Ended(pid, clean=True))
+            self.world.on(e.Ended(pid, clean=True))
 
     @invariant()
     def one_reader(self) -> None:
@@ -581,7 +582,7 @@ class Machine(RuleBasedStateMachine):
         world = self.world
         if world.code is not None:
             assert not world.is_mounted, "nothing is left mounted"
-            killed = {action.pid for action in of_kind(world.said, s.Kill)}
+            killed = {action.pid for action in of_kind(world.said, e.Kill)}
             assert world.alive <= killed, "nothing is left running"
         if world.left_to:
             assert world.readers <= {world.left_to}
@@ -593,7 +594,7 @@ class Machine(RuleBasedStateMachine):
             if world.is_over:
                 break
             world.waits(s.START_LIMIT_S + s.DUMP_GRACE_S + 1)
-            killed = {action.pid for action in of_kind(world.said, s.Kill)}
+            killed = {action.pid for action in of_kind(world.said, e.Kill)}
             for pid in sorted(world.alive & killed):
                 world.ends(pid, killed=True)
         assert world.is_over
@@ -612,7 +613,7 @@ def test_upgrades_in_any_history(steps: list[str]) -> None:
     """One that asked for an upgrade always hears how it went, or that the supervisor ended."""
     world = mounted()
     world.asked = 1
-    world.on(s.UpgradeRequested())
+    world.on(e.UpgradeRequested())
     for step in steps:
         for pid in sorted(world.alive)[:1] if step in ("retired", "end") else sorted(world.alive):
             _step(world, step, pid)
@@ -624,9 +625,9 @@ def test_upgrades_in_any_history(steps: list[str]) -> None:
 def _step(world: World, step: str, pid: int) -> None:
     match step:
         case "ready":
-            world.on(s.Ready(pid))
+            world.on(e.Ready(pid))
         case "serving":
-            world.on(s.Serving(pid))
+            world.on(e.Serving(pid))
         case "retired":
             world.retired(pid)
         case "end" | "kill":
@@ -639,9 +640,9 @@ def _until_over(world: World) -> Iterator[None]:
         if world.is_over:
             return
         for pid in sorted(world.alive):
-            world.on(s.Ready(pid))
-            world.on(s.Serving(pid))
-            if s.Retire(pid) in world.said:
+            world.on(e.Ready(pid))
+            world.on(e.Serving(pid))
+            if e.Retire(pid) in world.said:
                 world.retired(pid)
                 world.ends(pid, clean=True)
         world.waits(2)

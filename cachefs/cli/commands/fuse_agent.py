@@ -1,0 +1,51 @@
+"""`cachefs fuse-agent`: serves the mounts of a node's pods, in the foreground."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.core.config import Config
+from cachefs.core.errors import BadConfig
+from cachefs.fuse.agent.agent import Agent, AgentSpec
+from cachefs.launcher.logs import log_to
+from cachefs.launcher.state import private_dir
+
+
+@click.command("fuse-agent")
+@settings.setting_flags("fuse-agent")
+@output.debug_flag
+def command(debug: bool, config_file: str | None, **flags: Any) -> int:
+    """Serve every mount that the holder of this node has: the driver `cachefs csi` makes them. A
+    stop signal leaves the mounts to the next agent. Needs CAP_SYS_ADMIN.
+
+    \b
+    cachefs fuse-agent --holder /run/cachefs/holder/holder.sock \\
+        --worker-socket /run/cachefs/worker/worker.sock --name "$POD_NAME"
+    """
+    chosen = settings.load_settings(flags, config_file)
+    spec = plan(chosen)
+    log_to("", spec.log_level, to_stderr=True)
+    return Agent(spec).run()
+
+
+def plan(chosen: Config) -> AgentSpec:
+    """Returns the agent's spec. Raises BadConfig."""
+    for name in ("holder", "worker_socket"):
+        if not chosen.text(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BadConfig(f"{flag} is missing", remedy=f"give {flag} PATH")
+    return AgentSpec(
+        holder=chosen.text("holder"),
+        worker_socket=chosen.text("worker_socket"),
+        home=str(private_dir(settings.state_home(chosen).path)),
+        name=chosen.text("agent_name") or socket.gethostname(),
+        worker_wait_s=chosen.seconds("worker_wait"),
+        give_up_s=chosen.seconds("give_up_after"),
+        memory_budget_bytes=chosen.integer("client_memory"),
+        log_level=chosen.text("log_level"),
+        ready_file=chosen.text("ready_file"),
+    )

@@ -1,0 +1,200 @@
+"""The agent's decisions: `handle(event, now) -> actions`. Pure.
+
+At its start the agent starts a supervisor for every mount of the holder, also for those that an
+agent of an older pod serves: the new supervisor claims the mount when it can serve it, and the old
+one hands over. From then on the agent starts supervisors only for mounts that no process claims. So
+two agents of one node never take a mount from each other again and again.
+
+A mount that was served by nobody for `give_up_s` is aborted: its users get an error, not a hang.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+GRACE_S: Final = 2.0  # for a client to replace its lost supervisor, which claims again
+RETIRED_GRACE_S: Final = 4.0  # more for an agent whose mounts another one has claimed
+PAUSE_FIRST_S: Final = 1.0  # after a supervisor that ended without a claim
+PAUSE_MAX_S: Final = 30.0
+GOOD_S: Final = 10.0  # a claim of this length counts as service
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """The agent watches a holder. `claimants`: of every key, "" for none."""
+
+    claimants: dict[str, str]
+
+
+class Put(msgspec.Struct, frozen=True):
+    key: str
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    key: str
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    key: str
+    name: str
+
+
+class Freed(msgspec.Struct, frozen=True):
+    key: str
+
+
+class SupervisorEnded(msgspec.Struct, frozen=True):
+    """A supervisor that this agent started has ended, or could not be started."""
+
+    key: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time passed."""
+
+
+Event = Connected | Put | Dropped | Claimed | Freed | SupervisorEnded | Tick
+
+
+# ---- actions -------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Start a supervisor of a mount. `cause`: "start", "new" or "lost"."""
+
+    key: str
+    cause: str
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """Abort a mount that no process could serve, and drop it."""
+
+    key: str
+
+
+Action = Start | Abort
+
+
+class _Mount:
+    """A mount of the holder. `start_at`: when this agent starts a supervisor of it."""
+
+    __slots__ = (
+        "cause", "claimant", "claimed_at", "has_supervisor", "is_first", "pause_s", "start_at",
+        "unserved_since",
+    )  # fmt: skip
+
+    def __init__(self, now: float, claimant: str, start_at: float, cause: str) -> None:
+        self.claimant = claimant
+        self.claimed_at = now
+        self.start_at = start_at
+        self.cause = cause
+        self.is_first = False  # it starts although another process has the claim
+        self.has_supervisor = False  # of this agent
+        self.pause_s = PAUSE_FIRST_S
+        self.unserved_since = math.inf if claimant else now
+
+    def is_due(self, now: float) -> bool:
+        is_free = not self.claimant or self.is_first
+        return is_free and not self.has_supervisor and now >= self.start_at
+
+
+class Agency:
+    """The mounts of a node, as the agent `name` sees them."""
+
+    def __init__(self, name: str, give_up_s: float) -> None:
+        self._name = name
+        self._give_up_s = give_up_s
+        self._mounts: dict[str, _Mount] = {}
+        self._has_started = False
+        self._is_retired = False
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Returns the actions for an event."""
+        match event:
+            case Connected(claimants):
+                self._on_connected(claimants, now)
+            case Put(key):
+                if key not in self._mounts:
+                    start_at = now + (RETIRED_GRACE_S if self._is_retired else 0.0)
+                    self._mounts[key] = _Mount(now, "", start_at, "new")
+            case Dropped(key):
+                self._mounts.pop(key, None)
+            case Claimed(key, name):
+                self._on_claimed(key, name, now)
+            case Freed(key):
+                self._on_freed(key, now)
+            case SupervisorEnded(key):
+                self._on_supervisor_ended(key, now)
+            case Tick():
+                pass
+        return list(self._due(now))
+
+    @property
+    def is_ready(self) -> bool:
+        """True when every mount is claimed, none by an older agent that hands over."""
+        waits = (m.is_first or not m.claimant for m in self._mounts.values())
+        return self._has_started and not any(waits)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._mounts)
+
+    def _on_connected(self, claimants: dict[str, str], now: float) -> None:
+        is_first, self._has_started = not self._has_started, True
+        self._mounts = {key: m for key, m in self._mounts.items() if key in claimants}
+        for key, claimant in claimants.items():
+            mount = self._mounts.get(key)
+            if mount is None:
+                start_at = now if is_first else now + self._grace_s
+                mount = self._mounts[key] = _Mount(now, claimant, start_at, "start")
+                mount.is_first = is_first
+            elif claimant:
+                self._on_claimed(key, claimant, now)
+            else:
+                self._on_freed(key, now)
+
+    @property
+    def _grace_s(self) -> float:
+        return RETIRED_GRACE_S if self._is_retired else GRACE_S
+
+    def _on_claimed(self, key: str, name: str, now: float) -> None:
+        mount = self._mounts.get(key)
+        if mount is None:
+            return
+        if name == self._name or not mount.is_first:
+            mount.is_first = False
+            self._is_retired = name != self._name
+        mount.claimant, mount.claimed_at = name, now
+
+    def _on_freed(self, key: str, now: float) -> None:
+        mount = self._mounts.get(key)
+        if mount is None or not mount.claimant:
+            return
+        if now - mount.claimed_at >= GOOD_S:
+            mount.unserved_since, mount.pause_s = math.inf, PAUSE_FIRST_S
+        mount.unserved_since = min(mount.unserved_since, now)
+        mount.claimant, mount.cause = "", "lost"
+        mount.start_at = max(mount.start_at, now + self._grace_s)
+
+    def _on_supervisor_ended(self, key: str, now: float) -> None:
+        mount = self._mounts.get(key)
+        if mount is None:
+            return
+        mount.has_supervisor = False
+        mount.start_at = max(mount.start_at, now + mount.pause_s)
+        mount.pause_s = min(2 * mount.pause_s, PAUSE_MAX_S)
+
+    def _due(self, now: float) -> Iterator[Action]:
+        for key, mount in list(self._mounts.items()):
+            if not mount.claimant and now - mount.unserved_since >= self._give_up_s:
+                del self._mounts[key]
+                yield Abort(key)
+            elif mount.is_due(now):
+                mount.has_supervisor = True
+                yield Start(key, mount.cause)

@@ -1,0 +1,111 @@
+"""A supervisor's claim on its mount in the node's holder.
+
+The holder gives the claim to the last process that asked for it, and reports that to the former
+one. When the holder is lost, this supervisor deposits the mount with the next one and claims it
+again: one of the two always has the descriptors.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.specs import ClientSpec, DepositRef, Held
+from cachefs.fuse.deposits import Deposit, HolderClient
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.25
+RETRY_MAX_S: Final = 5.0
+
+
+class HeldMount:
+    """The claim of one supervisor. The methods block for as long as `HolderClient` does."""
+
+    def __init__(self, spec: ClientSpec, ref: DepositRef, held: Held) -> None:
+        bare = msgspec.structs.replace(spec, control_fd=-1, held=None)
+        self._deposit = Deposit(bare, held.negotiated, ref.device)
+        self._ref = ref
+        self._held = held
+        self._client: HolderClient | None = None
+        self._is_wanted = False
+        self._retry_at = -math.inf
+        self._pause_s = RETRY_S
+
+    def claim(self) -> bool:
+        """Claims the mount. Returns False if the holder knows no such mount: it has ended. A holder
+        that is away is asked again by `keep`."""
+        self._is_wanted = True
+        try:
+            client = HolderClient(self._ref.holder, self._ref.name)
+        except CacheFSError as err:
+            log.warning("cannot claim the mount, trying again: %s", err.one_line())
+            return True
+        return self._claim(client)
+
+    def keep(self, now: float) -> bool:
+        """Deposits and claims again after the loss of the holder. Returns whether this call did."""
+        if not self._is_wanted or self._client is not None or now < self._retry_at:
+            return False
+        self._retry_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
+        try:
+            client = HolderClient(self._ref.holder, self._ref.name)
+        except CacheFSError as err:
+            log.debug("the holder: %s", err.one_line())
+            return False
+        try:
+            client.put(self._ref.key, self._deposit, self._held.fuse_fd, self._held.table_fd)
+        except CacheFSError as err:
+            log.warning("cannot deposit the mount: %s", err.one_line())
+            client.close()
+            return False
+        log.info("deposited the mount again")
+        return self._claim(client) and self._client is not None
+
+    def _claim(self, client: HolderClient) -> bool:
+        try:
+            exists = client.claim(self._ref.key)
+        except CacheFSError as err:
+            log.warning("cannot claim the mount, trying again: %s", err.one_line())
+            client.close()
+            return True
+        if not exists:
+            client.close()
+            return False
+        self._client, self._pause_s = client, RETRY_S
+        return True
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the connection, -1 if there is none."""
+        return self._client.fileno() if self._client is not None else -1
+
+    def must_hand_over(self) -> bool:
+        """Returns whether another process has claimed the mount; reads what has arrived. Closes the
+        connection when the holder has ended."""
+        if self._client is None:
+            return False
+        try:
+            return any(event.verb == "HANDOVER" for event in self._client.events())
+        except CacheFSError as err:
+            log.warning("lost the holder: %s", err.one_line())
+            self.close()
+            return False
+
+    def drop(self) -> None:
+        """Drops the deposit of a mount that has ended."""
+        try:
+            with HolderClient(self._ref.holder, self._ref.name) as client:
+                client.drop(self._ref.key)
+        except CacheFSError as err:
+            log.info("the deposit of an ended mount stays: %s", err.one_line())
+
+    def close(self) -> None:
+        """Gives up the claim. Idempotent."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
