@@ -1,11 +1,12 @@
 """A program that reads a mount and compares it with its source, until a file appears.
 
 `python reader.py KIND MOUNTPOINT SOURCE STOP SEED`, where KIND is `open` (open, read, close of
-random files), `hold` (random ranges of files that stay open), `map` (random ranges of files that
-stay mapped), `walk` (`find` over everything) or `stat`. It prints `reading` after its first round
-and, at the end, one JSON document: how many rounds were right, and what went wrong. The longest
-round says how long a caller was held up. After a round the reader rests as long as the round took,
-at most `REST_S`: the processes that it waits for need the CPU to start.
+random files), `hold` (random ranges of files that stay open; now and then another one is opened),
+`keep` (random ranges of files that the first round opens and reads whole), `map` (random ranges of
+files that stay mapped), `walk` (`find` over everything) or `stat`. It prints `reading` after its
+first round and, at the end, one JSON document: how many rounds were right, and what went wrong. The
+longest round says how long a caller was held up. After a round the reader rests as long as the
+round took, at most `REST_S`: the processes that it waits for need the CPU to start.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Reader:
         self.full = [name for name in self.files if self.sizes[name]]
         self.originals = {name: os.open(f"{source}/{name}", os.O_RDONLY) for name in self.files}
         self.held: dict[str, tuple[int, mmap.mmap]] = {}
+        self.kept: dict[str, int] = {}
 
     def open(self) -> None:
         name = self.random.choice(self.full)
@@ -48,6 +50,17 @@ class Reader:
 
     def hold(self) -> None:
         (name, (fd, _)), offset, size = self._pick()
+        if os.pread(fd, size, offset) != os.pread(self.originals[name], size, offset):
+            raise Wrong(f"{name} at {offset}")
+
+    def keep(self) -> None:
+        if not self.kept:
+            for name in self.random.sample(self.full, min(HELD, len(self.full))):
+                self.kept[name] = fd = os.open(f"{self.mountpoint}/{name}", os.O_RDONLY)
+                while os.read(fd, 1 << 20):
+                    pass
+        name, fd = self.random.choice(list(self.kept.items()))
+        offset, size = self.random.randrange(self.sizes[name]), MAX_RANGE_BYTES
         if os.pread(fd, size, offset) != os.pread(self.originals[name], size, offset):
             raise Wrong(f"{name} at {offset}")
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
-import json
 import mmap
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from cachefs.launcher.processes import answers
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
+from tests.services.mount_readers import KINDS, MountReaders
 from tests.services.processes import (
     children,
     is_running,
@@ -40,7 +39,6 @@ KILLS = 50
 LIMIT_S = 60.0
 PAUSE_S = 8.0  # of a read that waits for one start of server and client, on a busy machine
 SEED = random.SystemRandom().getrandbits(32)
-READER = Path(__file__).with_name("reader.py")
 SMALL = ("--cache-size", "48MiB", "--admission", "always")
 # Still less than all; what handles hold over a server's death is not room for others.
 ROOMIER = ("--cache-size", "72MiB", "--admission", "always")
@@ -48,7 +46,6 @@ HUNG_S = 2.0 + 3.0  # until a server is taken for one that hangs: silence, three
 ROLES = ("client", "server", "supervisor")
 PAIRS = 20
 PAIR_PAUSE_S = 20.0  # measured: 12 s while 80 others wanted the two CPUs
-KINDS = ("open", "hold", "map", "walk", "stat")
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ class Survivor:
         self.source = source
         self.path = node.mount(f"file://{source}", "--transport", "kernel", *options)
         self.stop = node.root / "stop"
-        self.readers: list[subprocess.Popen[str]] = []
+        self.readers = MountReaders(self.path, source, self.stop)
         node.allowed_log.append(r"client|supervisor|server|connection|took over|killed|died|lost")
 
     @property
@@ -182,39 +179,17 @@ class Survivor:
         wait_until(lambda: not any(map(is_running, old)), "the old ones end")
 
     def start_readers(self, rng: random.Random, kinds: tuple[str, ...] = KINDS) -> None:
-        for kind in kinds:
-            arguments = [kind, self.path, self.source, self.stop, rng.randrange(1 << 30)]
-            command = [sys.executable, "-I", READER, *arguments]
-            self.readers.append(
-                subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
-            )
-        for reader in self.readers:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "reading\n"
+        self.readers.start(rng, kinds)
 
     def finish_readers(self) -> float:
         """Every reader was right all the time, and got on. The longest round of those that are an
         open, a read or a stat."""
-        self.stop.touch()
-        longest_s = 0.0
-        for reader in self.readers:
-            out, _ = reader.communicate(timeout=LIMIT_S)
-            said = json.loads(out)
-            print(reader.args[3], said)
-            assert said["errors"] == [], reader.args[3]
-            assert said["rounds"] > 0, reader.args[3]
-            if reader.args[3] != "walk":  # a round of which is thousands of requests
-                longest_s = max(longest_s, said["longest_s"])
-        return longest_s
+        longest_s = self.readers.finish()
+        longest_s.pop("walk", None)  # a round of which is thousands of requests
+        return max(longest_s.values(), default=0.0)
 
     def clean_up(self) -> None:
-        self.stop.touch()
-        for reader in self.readers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                reader.wait(5)
-            reader.kill()
-            if reader.stdout is not None:
-                reader.stdout.close()
+        self.readers.clean_up()
 
 
 @pytest.fixture

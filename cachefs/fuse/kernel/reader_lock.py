@@ -21,43 +21,43 @@ _MARK_AT: Final = 28  # after the header of the table; 0 in tables of versions w
 _PRESENT: Final = 1
 _MUTEX_AT: Final = 64
 _ROOM: Final = 64  # bytes; a mutex has 40 to 48
-_MAPPED_BYTES: Final = mmap.PAGESIZE
 _SHARED: Final = 1  # PTHREAD_PROCESS_SHARED
 _ROBUST: Final = 1  # PTHREAD_MUTEX_ROBUST
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def create(table_fd: int) -> None:
     """Makes the lock of a new table. Raises OSError."""
     attributes = ctypes.create_string_buffer(_ROOM)
-    with mmap.mmap(table_fd, _MAPPED_BYTES) as memory:
-        mutex = ctypes.c_char.from_buffer(memory, _MUTEX_AT)
-        _check(_libc.pthread_mutexattr_init(attributes))
-        _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
-        _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
-        _check(_libc.pthread_mutex_init(ctypes.byref(mutex), attributes))
-        del mutex  # the map cannot be closed before
+    mutex = _map(table_fd)
+    _check(_libc.pthread_mutexattr_init(attributes))
+    _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
+    _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
+    _check(_libc.pthread_mutex_init(mutex, attributes))
     os.pwrite(table_fd, _MARK.pack(_PRESENT), _MARK_AT)
 
 
 class ReaderLock:
-    """The lock of one table."""
+    """The lock of one table. Its page stays mapped until the process ends: the kernel frees the
+    lock through the address at which it was taken."""
 
     def __init__(self, table_fd: int) -> None:
-        self._memory = mmap.mmap(table_fd, _MAPPED_BYTES)
-        self._mutex = ctypes.c_char.from_buffer(self._memory, _MUTEX_AT)
-        self._exists = _MARK.unpack_from(self._memory, _MARK_AT) == (_PRESENT,)
+        self._mutex = _map(table_fd)
+        self._exists = os.pread(table_fd, _MARK.size, _MARK_AT) == _MARK.pack(_PRESENT)
         self._is_taken = False
 
     def try_take(self) -> bool:
         """Takes the lock for this thread; returns False while another client reads. Returns True
         for a table without a lock. Raises OSError."""
         if self._exists and not self._is_taken:
-            code = _libc.pthread_mutex_trylock(ctypes.byref(self._mutex))
+            code = _libc.pthread_mutex_trylock(self._mutex)
             if code == errno.EBUSY:
                 return False
             if code == errno.EOWNERDEAD:  # the last reader died
-                code = _libc.pthread_mutex_consistent(ctypes.byref(self._mutex))
+                code = _libc.pthread_mutex_consistent(self._mutex)
             _check(code)
             self._is_taken = True
         return True
@@ -66,7 +66,16 @@ class ReaderLock:
         """Frees the lock, if this object has it. The thread that took it calls this."""
         if self._is_taken:
             self._is_taken = False
-            _check(_libc.pthread_mutex_unlock(ctypes.byref(self._mutex)))
+            _check(_libc.pthread_mutex_unlock(self._mutex))
+
+
+def _map(table_fd: int) -> ctypes.c_void_p:
+    """Returns the address of the lock in a new map of the table's first page."""
+    rights = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _libc.mmap(None, mmap.PAGESIZE, rights, mmap.MAP_SHARED, table_fd, 0)
+    if address == _FAILED:
+        _check(ctypes.get_errno())
+    return ctypes.c_void_p(address + _MUTEX_AT)
 
 
 def _check(code: int) -> None:

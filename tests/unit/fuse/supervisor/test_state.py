@@ -43,6 +43,8 @@ class World:
         self.start_fails = self.mount_fails = False
         self.asked = 0  # upgrades that wait for an answer
         self.is_mounted = False
+        self.is_held = False  # by a holder, which knows it
+        self.retired_pids: set[int] = set()
 
     def on(self, event: e.Event) -> list[e.Action]:
         actions = self.state.handle(event, self.now)
@@ -59,6 +61,9 @@ class World:
                 assert not self.is_mounted, "a second mount"
                 self.is_mounted = not self.mount_fails
                 self.on(e.Mounted(WHY if self.mount_fails else None))
+            case e.Claim():
+                assert self.is_held
+                self.on(e.Claimed(self.is_mounted))
             case e.Serve(pid):
                 assert self.is_mounted
                 assert not self.readers, f"{pid} is told to serve beside {self.readers}"
@@ -67,7 +72,7 @@ class World:
             case e.AnnounceUpgraded():
                 self.asked = 0
             case e.GiveUp():
-                self.is_mounted = False
+                self.is_mounted = self.is_held and self.is_mounted
             case e.Finish(code):
                 self.code = code
             case e.Leave(pid):
@@ -92,6 +97,7 @@ class World:
 
     def retired(self, pid: int) -> list[e.Action]:
         self.readers.discard(pid)
+        self.retired_pids.add(pid)
         return self.on(e.Retired(pid))
 
     def waits(self, seconds: float) -> list[e.Action]:
@@ -118,6 +124,18 @@ def mounted() -> World:
     world.on(e.Ready(1, "a warning"))
     world.on(e.Serving(1))
     assert world.readers == {1}
+    return world
+
+
+def held(*, serving: bool = True) -> World:
+    """A mount of the holder that the client 1 serves, or will serve."""
+    world = World(s.Supervision.of_held(TIMEOUT_S))
+    world.is_held = world.is_mounted = True
+    world.on(e.Begin())
+    if serving:
+        world.on(e.Ready(1))
+        world.on(e.Serving(1))
+        assert world.readers == {1}
     return world
 
 
@@ -508,12 +526,15 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
 
-    @initialize(adopted=st.booleans(), can=st.booleans())
-    def begin(self, adopted: bool, can: bool) -> None:
+    @initialize(adopted=st.booleans(), is_held=st.booleans(), can=st.booleans())
+    def begin(self, adopted: bool, is_held: bool, can: bool) -> None:
         if adopted:
-            self.world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0))
+            self.world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0, held=is_held))
             self.world.alive, self.world.readers = {1}, {1}
             self.world.next_pid, self.world.is_mounted = 2, True
+            self.world.is_held = is_held
+        elif is_held:
+            self.world = held(serving=False)
         else:
             self.world.on(e.Begin())
         self.world.state.can_take_over = can
@@ -552,6 +573,16 @@ class Machine(RuleBasedStateMachine):
     def stop(self) -> None:
         self.world.on(e.StopRequested())
 
+    @rule()
+    def another_claims(self) -> None:
+        if self.world.is_held:
+            self.world.on(e.HandOver())
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data())
+    def is_over_budget(self, data: st.DataObject) -> None:
+        self.world.on(e.OverBudget(self.pick(data)))
+
     @rule(fails=st.booleans())
     def upgrade(self, fails: bool) -> None:
         self.world.asked = 1
@@ -581,9 +612,10 @@ class Machine(RuleBasedStateMachine):
     def over_means_over(self) -> None:
         world = self.world
         if world.code is not None:
-            assert not world.is_mounted, "nothing is left mounted"
+            assert world.is_held or not world.is_mounted, "nothing is left mounted"
             killed = {action.pid for action in of_kind(world.said, e.Kill)}
-            assert world.alive <= killed, "nothing is left running"
+            assert world.alive <= killed | world.retired_pids, "nothing is left running"
+            assert world.readers <= killed, "nothing reads what another process claimed"
         if world.left_to:
             assert world.readers <= {world.left_to}
 
@@ -606,6 +638,90 @@ def test_any_order_of_events() -> None:
         Machine,
         settings=settings(max_examples=examples(300), stateful_step_count=40, deadline=None),
     )
+
+
+# ---- mounts of the holder ------------------------------------------------------------------------
+
+
+def test_a_held_mount_is_claimed_when_a_client_is_ready_for_it() -> None:
+    world = held(serving=False)
+    assert world.said == [e.Start()]
+    world.on(e.Ready(1))
+    assert {*world.said[1:]} == {e.Claim(), e.Serve(1, takeover=True)}
+    assert world.on(e.Serving(1)) == []
+    world.ends(1, killed=True)
+    world.on(e.Ready(2))
+    assert world.said[-1] == e.Serve(2, takeover=True), "the claim is this supervisor's already"
+    assert len(of_kind(world.said, e.Claim)) == 1
+
+
+def test_a_held_mount_that_has_ended_meanwhile_is_not_served() -> None:
+    world = held(serving=False)
+    world.is_mounted = False
+    world.on(e.Ready(1))
+    assert not of_kind(world.said, e.Serve)
+    assert world.code == 0
+
+
+@pytest.mark.parametrize("event", [e.HandOver(), e.StopRequested()])
+def test_a_held_mount_is_left_to_another_process(event: e.Event) -> None:
+    world = held()
+    assert world.on(event) == [e.Retire(1)]
+    assert world.on(event) == [], "once"
+    assert world.retired(1) == [e.Finish(0)]
+    assert world.is_mounted
+    assert not of_kind(world.said, e.GiveUp)
+
+
+def test_the_successor_of_a_mount_that_is_left_does_not_start() -> None:
+    world = held()
+    world.on(e.UpgradeRequested())
+    assert world.on(e.HandOver()) == [e.Kill(2), e.Retire(1)]
+    (said,) = world.ends(2, killed=True)
+    assert isinstance(said, e.AnnounceUpgraded)
+    assert world.ends(1, killed=True) == [e.Finish(0)]
+
+
+def test_a_client_that_may_not_listen_yet_is_killed_when_its_mount_is_claimed() -> None:
+    world = held(serving=False)
+    world.on(e.Ready(1))
+    assert world.on(e.HandOver()) == [e.Kill(1), e.Finish(0)]
+
+
+def test_a_client_that_does_not_retire_is_killed() -> None:
+    world = held()
+    world.on(e.HandOver())
+    world.waits(s.SERVE_LIMIT_S + 1)
+    assert e.Kill(1) in world.said
+    assert world.code == 0
+
+
+def test_a_held_mount_that_kills_its_clients_is_left_mounted() -> None:
+    world = held()
+    assert deaths(world, killed=False) == s.MAX_DEATHS + 1
+    assert world.code == 1
+    assert world.is_mounted, "another process may be able to serve it"
+
+
+def test_a_worker_that_is_away_delays_the_start_of_a_client() -> None:
+    wait_s = 600.0
+    world = World(s.Supervision.of_held(TIMEOUT_S, wait_s))
+    world.is_held = world.is_mounted = True
+    world.on(e.Begin())
+    assert world.waits(s.START_LIMIT_S + wait_s - 1) == []
+
+
+def test_a_client_over_its_budget_is_followed_once_a_while() -> None:
+    world = held()
+    assert world.on(e.OverBudget(1)) == [e.Start()]
+    assert world.on(e.OverBudget(1)) == []
+    assert world.on(e.Ready(2)) == [e.Retire(1)]
+    assert world.retired(1) == [e.Serve(2, takeover=True)]
+    world.ends(1, clean=True)
+    world.on(e.Serving(2))
+    assert world.on(e.OverBudget(2)) == [], "the next one was not better"
+    world.serves(2, s.RENEW_S)
+    assert world.on(e.OverBudget(2)) == [e.Start()]
 
 
 @given(st.lists(st.sampled_from(["ready", "serving", "retired", "end", "kill"]), max_size=30))

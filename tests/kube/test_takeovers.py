@@ -1,0 +1,294 @@
+"""Mounts of pods outlive everything that serves them: each line of the table of failures, with
+containers that are pid namespaces, readers that are pods, and a worker of another user."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import is_mounted
+from tests.integration.dataset import body
+from tests.services.cluster import Cluster
+from tests.services.mount_readers import MountReaders
+from tests.services.pods import PodNode
+from tests.services.processes import is_running, wait_until
+
+MIB = 1 << 20
+SEED = random.SystemRandom().getrandbits(32)
+# A pod's process: an ordinary user, whose mounts do not follow those of the node.
+TRAINER = (
+    *("unshare", "--mount", "--propagation", "private"),
+    *("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs"),
+)
+KINDS = ("open", "hold", "keep", "map", "stat")
+KEPT_S = (
+    2.0  # a file that is open and complete, while others want the two CPUs; the bench has the bars
+)
+OPEN_S = 10.0
+AWAY_S = 3.0
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    print(f"seed {SEED}")
+    return random.Random(SEED)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    for number in range(60):
+        path = root / f"small{number % 6}" / f"f{number:04d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body(number, 60_000 + number * 997))
+    (root / "big").write_bytes(body(1000, 20 * MIB))
+    return root
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, source: Path) -> Iterator[Cluster]:
+    socket = tmp_path / "run" / "worker.sock"
+    socket.parent.mkdir()
+    with Cluster(tmp_path / "cluster", {}) as made:
+        made.start(1, "--socket", str(socket))
+        made.add_ufs(f"file://{source}", "/data")
+        yield made
+
+
+class Node(PodNode):
+    """A node, and the readers of its one mount."""
+
+    def __init__(self, root: Path, cluster: Cluster, source: Path, *options: str) -> None:
+        root.mkdir()
+        super().__init__(root, root.parent / "run" / "worker.sock", *options)
+        self.source = cluster.path("/data")
+        self.path, self.key = self.mount(self.source, "mnt")
+        self.readers = MountReaders(self.path, source, root / "stop", TRAINER)
+
+    def __exit__(self, *exc: object) -> None:
+        self.readers.clean_up()
+        super().__exit__(*exc)
+
+    @property
+    def claimant(self) -> str:
+        return self.claimants().get(self.key, "")
+
+    def wait_for(self, name: str) -> None:
+        wait_until(lambda: self.claimant == name, f"{name} claims the mount")
+
+    def finish(self) -> None:
+        longest_s = self.readers.finish()
+        assert longest_s["keep"] < KEPT_S
+        assert max(longest_s.values()) < OPEN_S
+
+
+def _let_others_in(path: Path) -> None:
+    """Lets a trainer, who is another user, reach a path."""
+    for folder in (path, *path.parents):
+        mode = folder.stat().st_mode
+        if not mode & 0o001:
+            folder.chmod(mode | 0o011)
+
+
+@pytest.fixture
+def node(tmp_path: Path, cluster: Cluster, source: Path) -> Iterator[Node]:
+    _let_others_in(source)
+    with Node(tmp_path / "node", cluster, source) as made:
+        yield made
+
+
+def test_a_rolled_agent_hands_over_to_the_next_and_back(node: Node, rng: random.Random) -> None:
+    old = node.agent("pod-0")
+    old.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    for number in range(1, 4):
+        new = node.agent(f"pod-{number}")
+        new.wait_until_ready()
+        assert node.claimant == new.name
+        wait_until(lambda: not old.processes("cachefs.fuse"), "the old pod serves nothing")  # noqa: B023
+        assert old.is_running, "until the kubelet stops it"
+        old.stop()
+        old = new
+    node.finish()
+
+
+def test_a_killed_container_is_followed_by_the_next(node: Node, rng: random.Random) -> None:
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    for _ in range(3):
+        agent.kill()
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+    node.finish()
+
+
+def test_a_container_that_is_stopped_leaves_the_mount(node: Node, rng: random.Random) -> None:
+    agent = node.agent("first")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    agent.stop()
+    assert agent.popen.returncode == 0
+    assert is_mounted(node.path)
+    node.agent("second").wait_until_ready()
+    node.finish()
+
+
+@pytest.mark.parametrize("victim", ["cachefs.fuse.client", "cachefs.fuse.supervisor"])
+def test_one_process_of_a_container_is_replaced_there(
+    node: Node, rng: random.Random, victim: str
+) -> None:
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    for _ in range(3):
+        (pid,) = agent.processes(victim)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid not in agent.processes(victim), "its end")  # noqa: B023
+        wait_until(lambda: len(agent.processes(victim)) == 1, "the next one")
+        node.wait_for("pod")
+    node.finish()
+    assert len(agent.processes("cachefs.fuse.supervisor")) == 1
+    assert len(agent.processes("cachefs.fuse.client")) == 1
+
+
+def test_a_lost_holder_gets_every_mount_again(node: Node, rng: random.Random) -> None:
+    agent = node.agent("first")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    for _ in range(2):
+        node.restart_holder()
+        node.wait_for("first")
+    agent.kill()
+    node.agent("second").wait_until_ready()
+    node.finish()
+
+
+def test_nobody_serves_for_a_while(node: Node, rng: random.Random) -> None:
+    """Opens wait for the next agent; files that are open and complete are read meanwhile."""
+    agent = node.agent("first")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    agent.kill()
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["cat", node.path / "not-there"], timeout=AWAY_S, check=False)
+    node.agent("second").wait_until_ready()
+    node.finish()
+
+
+def test_a_worker_that_is_rolled_is_waited_for(
+    node: Node, cluster: Cluster, rng: random.Random
+) -> None:
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    (worker,) = cluster.workers
+    worker.stop()
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["cat", node.path / "not-there"], timeout=AWAY_S, check=False)
+    agent.kill()
+    agent = node.agent("pod")  # it starts while there is no worker, and starts none
+    assert not agent.ready.exists()
+    worker.start()
+    agent.wait_until_ready()
+    node.finish()
+    assert not agent.processes("cachefs.launcher")
+
+
+def test_an_agent_that_cannot_serve_leaves_the_mount_where_it_is(
+    node: Node, rng: random.Random
+) -> None:
+    old = node.agent("old")
+    old.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    working, node.worker_socket = node.worker_socket, node.root / "no.sock"
+    broken = node.agent("broken")
+    wait_until(lambda: broken.processes("cachefs.fuse.client"), "it tries")
+    node.worker_socket = working
+    assert not broken.ready.exists()
+    assert node.claimant == "old"
+    broken.kill()
+    node.finish()
+
+
+def test_a_newer_agent_that_dies_gives_the_mount_back(node: Node, rng: random.Random) -> None:
+    node.agent("old").wait_until_ready()
+    node.readers.start(rng, KINDS)
+    new = node.agent("new")
+    new.wait_until_ready()
+    new.kill()
+    node.wait_for("old")
+    node.finish()
+
+
+def test_holder_and_container_at_once_end_the_mount(node: Node) -> None:
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    agent.kill()
+    node.holder.kill()
+    with pytest.raises(OSError) as caught:
+        os.stat(node.path / "big")
+    assert caught.value.errno == errno.ENOTCONN
+
+
+def test_an_unmounted_mount_leaves_nothing(node: Node) -> None:
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    (client,) = agent.processes("cachefs.fuse.client")
+    subprocess.run(["umount", node.path], check=True, timeout=10)
+    wait_until(lambda: not node.claimants(), "its deposit is dropped")
+    wait_until(lambda: not agent.processes("cachefs.fuse."), "nothing serves it")
+    assert not is_running(client)
+    second, key = node.mount(node.source, "again")
+    wait_until(lambda: node.claimants().get(key) == "pod", "the agent serves the next mount")
+    assert os.listdir(second)
+
+
+def test_a_mount_that_nothing_can_serve_ends_with_an_error(
+    tmp_path: Path, cluster: Cluster, source: Path
+) -> None:
+    options = ("--give-up-after", "3s", "--worker-wait", "60s")
+    with Node(tmp_path / "node", cluster, source, *options) as node:
+        cluster.workers[0].stop()
+        node.agent("pod")
+        with pytest.raises(OSError) as caught:
+            os.stat(node.path / "big")
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        wait_until(lambda: not node.claimants(), "it is dropped")
+
+
+def test_a_client_over_its_budget_is_replaced_under_readers(
+    tmp_path: Path, cluster: Cluster, source: Path, rng: random.Random
+) -> None:
+    _let_others_in(source)
+    with Node(tmp_path / "node", cluster, source, "--client-memory", "1MiB") as node:
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+        (first,) = agent.processes("cachefs.fuse.client")
+        node.readers.start(rng, KINDS)
+        wait_until(lambda: not is_running(first), "a client over its budget ends")
+        wait_until(lambda: len(agent.processes("cachefs.fuse.client")) == 1, "one serves")
+        node.finish()
+        assert node.claimant == "pod"
+
+
+def test_the_container_needs_one_capability(node: Node) -> None:
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    processes = [agent.first, *agent.processes("cachefs.fuse.")]
+    assert len(processes) == 3
+    for pid in processes:
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert int(status.split("CapEff:")[1].split()[0], 16) == 1 << 21, "CAP_SYS_ADMIN"
+        sockets = Path(f"/proc/{pid}/net/tcp").read_text()
+        inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+        tcp = {f"socket:[{line.split()[9]}]" for line in sockets.splitlines()[1:]}
+        assert not tcp & inodes
+        assert b"TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
