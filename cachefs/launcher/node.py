@@ -55,6 +55,7 @@ log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
 OWNER_MODE: Final = 0o600  # of the socket
+GROUP_UMASK: Final = 0o027
 GROUP_MODE: Final = 0o660  # for root without capabilities, in the group of the worker
 MOVING_THREADS: Final = ("send-", "ask-", "load-")  # names of threads that mostly move bytes
 
@@ -138,6 +139,8 @@ def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
     ready = ReadyPipe(spec.launch_fds)
     malloc_tuning.settle()
+    if spec.socket:
+        os.umask(GROUP_UMASK)
     try:
         log_dir = private_dir(node_dir(spec) / LOG_NAME)
         log_to(str(Path(log_dir) / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)

@@ -66,7 +66,7 @@ class AgentPod:
             *("unshare", "--pid", "--fork", "--kill-child", "--propagation", "slave"),
             "--mount-proc",
             *("setpriv", "--bounding-set=-all,+sys_admin", "--no-new-privs"),
-            *(CACHEFS, "fuse-agent"),
+            *(str(CACHEFS), "fuse-agent"),
             *("--holder", node.holder.path, "--worker-socket", str(node.worker_socket)),
             *("--name", name, "--ready-file", str(self.ready), *node.agent_options),
         ]

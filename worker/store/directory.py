@@ -44,6 +44,10 @@ from worker.store.records import (
 log = logging.getLogger(__name__)
 
 _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# The umask of a worker takes the group's rights away, unless the worker shares its socket with its
+# group: a root without capabilities then opens published files. The folder above is 0700.
+FILE_MODE: Final = 0o640
+PUB_MODE: Final = 0o750
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDERS: Final = ("files", "pub", "scratch", "trash")
 _PROBE_BYTES: Final = 4096
@@ -142,7 +146,7 @@ class TierDirectory:
 
     def _make_folder(self, name: str) -> None:
         try:
-            os.mkdir(name, 0o700, dir_fd=self._dir_fd)
+            os.mkdir(name, PUB_MODE if name == "pub" else 0o700, dir_fd=self._dir_fd)
         except FileExistsError:
             pass
 
@@ -304,7 +308,7 @@ class TierDirectory:
         place = _place(name)
         for _ in range(3):
             try:
-                fd = os.open(place, _NEW, 0o600, dir_fd=self._fds["files"])
+                fd = os.open(place, _NEW, FILE_MODE, dir_fd=self._fds["files"])
                 break
             except FileExistsError:
                 self._remove(self._fds["files"], place)

@@ -82,6 +82,7 @@ class Init(enum.IntFlag):
     HAS_EXPIRE_ONLY = 1 << 35
     PASSTHROUGH = 1 << 37
     HAS_RESEND = 1 << 39
+    ALLOW_IDMAP = 1 << 40  # Linux 6.12
 
 
 class OpenFlag(enum.IntFlag):

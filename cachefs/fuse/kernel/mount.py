@@ -117,7 +117,10 @@ def answer_init(fd: int, spec: ClientSpec) -> Negotiated:
         raise CannotMount("the kernel did not start the session", path=spec.mountpoint)
     request = os.read(fd, _INIT_BUFFER_BYTES)
     values, reply = negotiate(
-        request, may_passthrough=why_no_passthrough(spec), pages_limit=_pages_limit()
+        request,
+        may_passthrough=why_no_passthrough(spec),
+        pages_limit=_pages_limit(),
+        default_permissions=spec.default_permissions,
     )
     os.write(fd, reply)
     return values

@@ -54,10 +54,15 @@ class Negotiated(msgspec.Struct, frozen=True):
 
 
 def negotiate(
-    request: bytes | bytearray, *, may_passthrough: str, pages_limit: int
+    request: bytes | bytearray,
+    *,
+    may_passthrough: str,
+    pages_limit: int,
+    default_permissions: bool = False,
 ) -> tuple[Negotiated, bytes]:
     """Returns the values and the reply to INIT. `may_passthrough` is "" when passthrough may be
-    used, else why not; `pages_limit` is fs.fuse.max_pages_limit.
+    used, else why not; `pages_limit` is fs.fuse.max_pages_limit. `default_permissions`: the kernel
+    checks permissions, so it can also map owners for pods with user namespaces (idmapped mounts).
 
     Raises ProtocolError for a malformed request, Unsupported for a kernel that is too old.
     """
@@ -72,6 +77,8 @@ def negotiate(
     if not why_not and not asked.flags & Init.PASSTHROUGH:
         why_not = "the kernel has no FUSE passthrough (Linux 6.9 has)"
     wanted = _WANTED if why_not else _WANTED | Init.PASSTHROUGH
+    if default_permissions:  # without them the kernel refuses the reply (fs/fuse/inode.c)
+        wanted |= Init.ALLOW_IDMAP
     flags = int(asked.flags & wanted)
     max_pages = min(MAX_PAGES, pages_limit) if flags & Init.MAX_PAGES else 32
     values = Negotiated(

@@ -53,6 +53,16 @@ def test_no_writeback_cache_beside_passthrough() -> None:
     assert not values.flags & 1 << 41, "no io_uring"
 
 
+@pytest.mark.parametrize("kernel", [LINUX_6_18, LINUX_5_4])
+def test_owners_are_mapped_only_where_the_kernel_checks_permissions(kernel: int) -> None:
+    """The kernel refuses the whole reply otherwise."""
+    request = init_request(45, kernel)
+    values, _ = negotiate(request, may_passthrough="", pages_limit=256, default_permissions=True)
+    assert bool(values.flags & 1 << 40) == (kernel == LINUX_6_18)
+    values, _ = negotiate(request, may_passthrough="", pages_limit=256)
+    assert not values.flags & 1 << 40
+
+
 @pytest.mark.parametrize("why_not", ["switched off", "no CAP_SYS_ADMIN"])
 def test_passthrough_that_may_not_be_used_is_not_asked_for(why_not: str) -> None:
     values, reply = agree(init_request(45, LINUX_6_18), why_not)
