@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from typing import Any
 
 import click
@@ -17,18 +19,23 @@ from cachefs.launcher.state import private_dir
 
 @click.command("fuse-agent")
 @settings.setting_flags("fuse-agent")
+@output.json_flag
 @output.debug_flag
-def command(debug: bool, config_file: str | None, **flags: Any) -> int:
+def command(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
     """Serve every mount that the holder of this node has: the driver `cachefs csi` makes them. A
     stop signal leaves the mounts to the next agent. Needs CAP_SYS_ADMIN.
 
     \b
-    cachefs fuse-agent --holder /run/cachefs/holder/holder.sock \\
-        --worker-socket /run/cachefs/worker/worker.sock --name "$POD_NAME"
+    cachefs fuse-agent --holder /run/holder/holder.sock --worker-socket /run/worker/worker.sock
     """
     chosen = settings.load_settings(flags, config_file)
     spec = plan(chosen)
     log_to("", spec.log_level, to_stderr=True)
+    if as_json:
+        output.print_json_line({"name": spec.name, "pid": os.getpid(), "holder": spec.holder})
+    else:
+        click.echo(f"OK, the agent {spec.name} serves the mounts of {spec.holder}")
+    sys.stdout.flush()
     return Agent(spec).run()
 
 
