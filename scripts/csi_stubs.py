@@ -30,9 +30,7 @@ class Protocol(NamedTuple):
 
 PROTOCOLS: Final = (
     Protocol("github.com/container-storage-interface/spec@v1.13.0", "csi.proto", "csi"),
-    Protocol(
-        "k8s.io/kubelet@v0.36.3", "pkg/apis/pluginregistration/v1/api.proto", "registration"
-    ),
+    Protocol("k8s.io/kubelet@v0.36.3", "pkg/apis/pluginregistration/v1/api.proto", "registration"),
 )
 
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
 import os
 import sys
+import time
 
 LOG_BYTES = 10 << 20
 LOG_FILES = 3
 FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
-def log_to(path: str, level: str, *, to_stderr: bool) -> None:
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON: ts, level, logger, message, and fields, a dictionary
+    that the caller gives as `extra={"fields": …}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.gmtime(record.created)
+        line = {
+            "ts": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line | {"fields": fields}, default=str)
+
+
+def log_to(path: str, level: str, *, to_stderr: bool, as_json: bool = False) -> None:
     """Sends every log line of this process to `path` (rotated at 10 MiB, 3 kept) or to stderr."""
     handler: logging.Handler
     if to_stderr or not path:
@@ -22,7 +42,7 @@ def log_to(path: str, level: str, *, to_stderr: bool) -> None:
             path, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, delay=False
         )
         os.chmod(path, 0o600)
-    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

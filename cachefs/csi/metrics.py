@@ -1,0 +1,62 @@
+"""The metrics of the driver, in a registry of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from cachefs.core.errors import CacheFSError
+
+_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class DriverMetrics:
+    """The metrics. Threads may share this."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.shared = Gauge(
+            "cachefs_csi_shared_mounts", "Shared mounts of this node.", registry=registry
+        )
+        self.published = Gauge(
+            "cachefs_csi_published_volumes", "Volumes bound into pods.", registry=registry
+        )
+        self.publishes = Counter(
+            "cachefs_csi_publishes", "Publishes by result.", ["result"], registry=registry
+        )
+        self.seconds = Histogram(
+            "cachefs_csi_publish_seconds",
+            "Duration of publishes that succeeded.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self.orphans = Counter(
+            "cachefs_csi_orphans_removed",
+            "Shared mounts without a pod, and deposits without a mount.",
+            ["kind"],
+            registry=registry,
+        )
+        self.lost = Counter(
+            "cachefs_csi_lost_volumes",
+            "Published volumes whose mount was dead and was made anew.",
+            registry=registry,
+        )
+
+    @contextlib.contextmanager
+    def publish(self) -> Iterator[None]:
+        """Counts a publish by its result, and its duration if it succeeds."""
+        began_s = time.monotonic()
+        try:
+            yield
+        except CacheFSError as err:
+            self.publishes.labels(err.code).inc()
+            raise
+        except OSError:
+            self.publishes.labels("os-error").inc()
+            raise
+        self.publishes.labels("ok").inc()
+        self.seconds.observe(time.monotonic() - began_s)

@@ -1,0 +1,175 @@
+"""Publishes and unpublishes volumes: the Node service without gRPC. Its errors are typed.
+
+One operation at a time for each target; operations on different targets run side by side. Every
+wait has a deadline, and few operations may wait for a mount at once, so that others find a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse, Unreachable
+from cachefs.csi.deadlines import Answer, Probes
+from cachefs.csi.errors import VolumeLost
+from cachefs.csi.metrics import DriverMetrics
+from cachefs.csi.mountinfo import FSTYPE, Mounts
+from cachefs.csi.shared_mounts import SharedMount, SharedMounts
+from cachefs.csi.volumes import Volume, parse_volume, pod_of
+
+log = logging.getLogger(__name__)
+
+THREADS: Final = 8  # that serve
+MAX_WAITING: Final = THREADS - 2  # publishes at once: the others serve Unpublish and Probe
+TURN_S: Final = 2.0  # for a place among them
+ANSWER_S: Final = 60.0  # for the first answer of a mount
+CHECK_S: Final = 5.0  # for a published one, which may wait for its server
+TRIES: Final = 3  # a mount may die while it is asked
+
+
+class Publish(NamedTuple):
+    """A request to publish a volume."""
+
+    volume_id: str
+    target: str
+    context: Mapping[str, str]
+    mount_flags: Sequence[str] = ()
+
+
+class Publisher:
+    """The operations on targets. Threads may share this."""
+
+    def __init__(
+        self,
+        mounts: SharedMounts,
+        probes: Probes,
+        metrics: DriverMetrics,
+        master: str,
+        *,
+        confine: bool = False,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._mounts = mounts
+        self._probes = probes
+        self._metrics = metrics
+        self._master = master
+        self._confine = confine
+        self._answer_s = answer_s
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
+
+    def publish(self, request: Publish) -> None:
+        """Binds the volume to its target, read-only. Does nothing if it is bound. Raises BadConfig,
+        InUse, Unreachable, DeadlineExceeded, CannotMount, OSError; VolumeLost once for a dead
+        mount, after mounting it anew."""
+        with self._metrics.publish():
+            volume = parse_volume(
+                request.volume_id,
+                request.context,
+                request.mount_flags,
+                self._master,
+                confine=self._confine,
+            )
+            target = _resolved(request.target)
+            with self._operation(target), self._place(), self._mounts.pinned(volume):
+                if not self._is_published(target, volume, pod_of(request.context)):
+                    self._bind(volume, target)
+
+    def unpublish(self, target: str) -> None:
+        """Unmounts and removes a target, never what lies below. Does nothing if there is none.
+        Raises InUse, CannotMount, DeadlineExceeded, OSError."""
+        target = _resolved(target)
+        with self._operation(target):
+            self._mounts.unbind(target)
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(target)
+
+    def _is_published(self, target: str, volume: Volume, pod: str) -> bool:
+        """Returns whether something that is alive is bound to a target. Raises VolumeLost."""
+        top = Mounts.now().top(target)
+        if top is None:
+            return False
+        if top.fstype != FSTYPE:
+            raise CannotMount(f"a mount of type {top.fstype} is there", path=target)
+        if self._ask(target, CHECK_S) is not Answer.DEAD:
+            return True
+        self._replace(target, top.device, volume)
+        self._metrics.lost.inc()
+        raise VolumeLost(
+            f"the mount of the pod {pod} is lost: its descriptors were closed; it is mounted anew",
+            remedy=f"restart the pod {pod}",
+            path=target,
+        )
+
+    def _replace(self, target: str, device: str, volume: Volume) -> None:
+        """Removes a dead bind and its shared mount, and mounts that anew. If the last step fails,
+        the next publish repeats it. Raises as `SharedMounts.unbind`."""
+        self._mounts.unbind(target)
+        shared = self._mounts.find(volume)
+        if shared is not None and shared.device == device:
+            self._mounts.discard(shared)
+        try:
+            self._mounts.find_or_make(volume)
+        except CacheFSError as err:
+            log.warning("%s is not mounted anew yet: %s", volume.url, err.one_line())
+
+    def _bind(self, volume: Volume, target: str) -> None:
+        end = time.monotonic() + self._answer_s
+        for _ in range(TRIES):
+            if self._mounts.bind(self._answering(volume, end), volume, target):
+                return
+        raise Unreachable("the mount was removed while it was bound", path=target)
+
+    def _answering(self, volume: Volume, end: float) -> SharedMount:
+        """Returns the shared mount of a volume once it answers. A dead one is replaced."""
+        for _ in range(TRIES):
+            shared = self._mounts.find_or_make(volume)
+            answer = self._ask(shared.place, max(0.0, end - time.monotonic()))
+            if answer is Answer.ALIVE:
+                return shared
+            if answer is Answer.NONE:
+                raise DeadlineExceeded(
+                    f"the mount of {volume.url} does not answer yet",
+                    remedy="do the worker and the fuse container run on this node?",
+                )
+            self._mounts.discard(shared)
+        raise Unreachable(f"the mount of {volume.url} ended {TRIES} times")
+
+    def _ask(self, place: str, deadline_s: float) -> Answer:
+        try:
+            return self._probes.ask(place, deadline_s)
+        except OSError as err:
+            raise CannotMount(f"cannot be read: {err.strerror}", path=place) from err
+
+    @contextlib.contextmanager
+    def _operation(self, target: str) -> Iterator[None]:
+        with self._lock:
+            if target in self._busy:
+                raise InUse("another operation on this target has not ended", path=target)
+            self._busy.add(target)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(target)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        if not self._places.acquire(timeout=TURN_S):
+            raise Unreachable("too many other volumes wait for their mounts")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+def _resolved(target: str) -> str:
+    """Returns a target as the mount table shows it. Does not access what is mounted there."""
+    parent, name = os.path.split(os.path.normpath(target))
+    return os.path.join(os.path.realpath(parent), name)
