@@ -85,8 +85,7 @@ class MetricsPage:
 def hidden_name(path: str) -> str:
     """Returns a name beside a socket, at which to bind before a rename: a process takes the name of
     a socket over at once, and it never refuses a connection in between."""
-    directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name}.{secrets.token_hex(4)}")
+    return os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
 
 
 def remove_own_socket(path: str, inode: int) -> None:

@@ -1,0 +1,266 @@
+"""The CSI driver, with the kernel's mounts, a holder's process and a fake kubelet."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cachefs.csi.generated import csi_pb2 as csi
+from cachefs.fuse.deposits import Deposit, HolderClient, new_key
+from cachefs.fuse.kernel.table import TakeoverTable
+from tests.kube.csi_node import MASTER, CsiNode
+from tests.kube.fake_kubelet import refused
+
+IMAGENET = {"path": "/imagenet"}
+FIRST_PUBLISH_S = 2.0
+
+
+@pytest.fixture
+def node() -> Iterator[CsiNode]:
+    # pytest's directories are too deep for the names of sockets.
+    with tempfile.TemporaryDirectory(prefix="csi") as directory:
+        found = CsiNode(Path(directory))
+        try:
+            yield found
+        finally:
+            found.end()
+
+
+def flags_of(place: Path) -> set[str]:
+    """Returns the flags of the mount at a place, as mountinfo shows them."""
+    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    (options,) = [fields[5] for fields in lines if fields[4] == str(place)]
+    return set(options.split(","))
+
+
+def test_the_kubelet_registers_the_driver(node: CsiNode) -> None:
+    node.start_driver()
+    info = node.kubelet.register()
+    assert (info.type, info.name) == ("CSIPlugin", "csi.cachefs.io")
+    assert list(info.supported_versions) == ["1.0.0"]
+    reply = node.kubelet.node("NodeGetInfo", csi.NodeGetInfoRequest(), csi.NodeGetInfoResponse)
+    assert reply.node_id == "node1"
+
+
+def test_a_volume_is_bound_read_only_and_removed(node: CsiNode) -> None:
+    node.start_driver()
+    began_s = time.monotonic()
+    target = node.kubelet.publish("pod-a", IMAGENET, flags=["noexec", "ro"])
+    assert time.monotonic() - began_s < FIRST_PUBLISH_S
+    assert flags_of(target) >= {"ro", "nosuid", "nodev", "noexec"}
+    assert os.listdir(target) == []
+    assert node.kubelet.publish("pod-a", IMAGENET, flags=["noexec", "ro"]) == target
+    assert len(node.mounts()) == 2
+    for _ in range(2):
+        node.kubelet.unpublish("pod-a")
+        assert not target.exists()
+    assert len(node.mounts()) == 1
+
+
+def test_the_deposit_has_what_a_supervisor_needs(node: CsiNode) -> None:
+    node.start_driver()
+    attributes = {**IMAGENET, "uid": "7", "gid": "8", "fileMode": "0440", "dirMode": "0550"}
+    node.kubelet.publish("pod-a", {**attributes, "namespaced": "true"})
+    (key,) = node.keys()
+    with HolderClient(node.holder_socket) as holder:
+        found = holder.get(key)
+    assert found is not None
+    deposit, *fds = found
+    for fd in fds:
+        os.close(fd)
+    client = deposit.client
+    assert client.source.url == f"cachefs://{MASTER}/team/imagenet"
+    assert (client.uid, client.gid) == (7, 8)
+    assert (client.file_mode, client.dir_mode) == (0o440, 0o550)
+    assert client.deposit is not None
+    assert client.deposit.key == key
+    assert client.deposit.device == deposit.device
+    assert client.mountpoint == node.shared()[0]
+
+
+def test_pods_of_one_path_share_one_mount(node: CsiNode) -> None:
+    node.start_driver()
+    with ThreadPoolExecutor(6) as pods:
+        list(pods.map(lambda name: node.kubelet.publish(name, IMAGENET), map(str, range(12))))
+    node.kubelet.publish("other", {"path": "/other"})
+    static = f"cachefs://{MASTER}/imagenet"
+    node.kubelet.publish("static", {}, volume_id=static)
+    assert len(node.shared()) == 2
+    assert len(node.keys()) == 2
+    assert len(node.mounts()) == 2 + 14
+
+
+def test_a_publish_waits_for_the_server_and_others_do_not_wait_for_it(node: CsiNode) -> None:
+    node.start_driver(answer_s=1.5)
+    node.kubelet.publish("pod-a", IMAGENET)
+    node.end_server()
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(node.kubelet.publish, "pod-b", {"path": "/b"})
+        node.wait_until(lambda: len(node.keys()) == 2)
+        with refused() as found:  # one operation on a target at a time
+            node.kubelet.unpublish("pod-b")
+        assert found[0][0] is grpc.StatusCode.ABORTED
+        node.kubelet.unpublish("pod-a")
+        assert not waiting.done()
+        with pytest.raises(grpc.RpcError) as err:
+            waiting.result()
+    assert err.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    node.start_server()
+    node.kubelet.publish("pod-b", {"path": "/b"})
+
+
+def test_a_published_volume_waits_for_its_server(node: CsiNode) -> None:
+    """The holder keeps the mount: a republish while no process serves it changes nothing."""
+    node.start_driver()
+    node.kubelet.publish("pod-a", IMAGENET)
+    before = node.mounts()
+    node.end_server()
+    node.kubelet.publish("pod-a", IMAGENET)
+    assert node.mounts() == before
+
+
+def test_a_lost_volume_is_made_anew_and_its_pod_named(node: CsiNode) -> None:
+    node.start_driver()
+    target = node.kubelet.publish("pod-a", IMAGENET)
+    node.kubelet.publish("pod-b", IMAGENET)
+    node.end_server()
+    node.end_holder()
+    node.start_holder()
+    node.start_server()
+    for pod in ("pod-a", "pod-b"):
+        with refused() as found:
+            node.kubelet.publish(pod, IMAGENET)
+        code, text = found[0]
+        assert code is grpc.StatusCode.ABORTED
+        assert f"restart the pod team/{pod}" in text
+    for pod in ("pod-a", "pod-b"):
+        node.kubelet.publish(pod, IMAGENET)
+    assert os.listdir(target) == []
+    assert len(node.shared()) == len(node.keys()) == 1
+    assert node.metric("cachefs_csi_lost_volumes_total") == 2
+
+
+def test_a_dead_mount_does_not_refuse_a_new_pod(node: CsiNode) -> None:
+    node.start_driver()
+    node.kubelet.publish("pod-a", IMAGENET)
+    node.kubelet.unpublish("pod-a")
+    node.end_server()
+    node.end_holder()
+    node.start_holder()
+    node.start_server()
+    assert os.listdir(node.kubelet.publish("pod-b", IMAGENET)) == []
+    assert len(node.shared()) == len(node.keys()) == 1
+
+
+def test_without_a_holder_nothing_is_mounted(node: CsiNode) -> None:
+    node.start_driver()
+    node.end_holder()
+    with refused() as found:
+        node.kubelet.publish("pod-a", IMAGENET)
+    assert found[0][0] is grpc.StatusCode.UNAVAILABLE
+    assert "holder" in found[0][1]
+    assert node.mounts() == []
+    assert os.listdir(node.mounts_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "named"),
+    [
+        ({}, "path"),
+        ({"path": "/a/../../b"}, ".."),
+        ({"path": "/a", "bucket": "b"}, "bucket"),
+        ({"path": "/a", "uid": "me"}, "uid"),
+    ],
+)
+def test_a_bad_attribute_is_named(node: CsiNode, attributes: dict[str, str], named: str) -> None:
+    node.start_driver()
+    with refused() as found:
+        node.kubelet.publish("pod-a", attributes)
+    assert found[0][0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert named in found[0][1]
+    assert node.mounts() == []
+
+
+def test_an_unpublish_removes_no_files(node: CsiNode) -> None:
+    """Only `rmdir`: what lies in a target without a mount is somebody's data."""
+    node.start_driver()
+    target = node.kubelet.target("pod-a")
+    target.mkdir(parents=True)
+    (target / "data").write_text("precious")
+    with refused() as found:
+        node.kubelet.unpublish("pod-a")
+    assert found[0][0] is grpc.StatusCode.INTERNAL
+    assert (target / "data").read_text() == "precious"
+
+
+def test_an_unpublish_does_not_wait_for_a_server_that_hangs(node: CsiNode) -> None:
+    node.start_driver()
+    target = node.kubelet.publish("pod-a", IMAGENET)
+    node.end_server()
+    began_s = time.monotonic()
+    node.kubelet.unpublish("pod-a")
+    assert time.monotonic() - began_s < FIRST_PUBLISH_S
+    assert not target.exists()
+
+
+def test_leftovers_are_removed(node: CsiNode) -> None:
+    node.start_driver(linger_s=0.4)
+    node.kubelet.publish("pod-a", IMAGENET)
+    node.kubelet.publish("pod-b", {"path": "/b"})
+    node.kubelet.unpublish("pod-a")
+    orphan = new_key("/nowhere")
+    with HolderClient(node.holder_socket) as holder:
+        held = holder.get(next(iter(node.keys())))
+        assert held is not None
+        deposit, fuse_fd, table_fd = held
+        made = TakeoverTable.make()
+        holder.put(orphan, Deposit(deposit.client, deposit.negotiated, "0:0"), made, made)
+        for fd in (fuse_fd, table_fd, made):
+            os.close(fd)
+    node.wait_until(lambda: len(node.keys()) == len(node.shared()) == 1)
+    assert orphan not in set(node.keys())
+    assert len(os.listdir(node.mounts_dir)) == 1
+    node.wait_until(lambda: node.metric("cachefs_csi_orphans_removed_total") == 2)
+    node.kubelet.publish("pod-b", {"path": "/b"})
+    assert node.metric("cachefs_csi_published_volumes") == 1
+    assert node.metric("cachefs_csi_publishes_total") == 3
+    assert node.get("/healthz") == (200, "ok\n")
+
+
+def test_a_new_driver_takes_the_sockets_over(node: CsiNode) -> None:
+    first = node.start_driver()
+    target = node.kubelet.publish("pod-a", IMAGENET)
+    node.start_driver()
+    first.stop()
+    node.kubelet.register()
+    assert node.kubelet.publish("pod-a", IMAGENET) == target
+    node.kubelet.publish("pod-b", IMAGENET)
+    assert len(node.shared()) == len(node.keys()) == 1
+    assert node.get("/healthz")[0] == 200
+
+
+def test_the_driver_stops_while_a_publish_waits(node: CsiNode) -> None:
+    driver = node.start_driver()
+    node.end_server()
+    ended = threading.Event()
+
+    def publish() -> None:
+        with refused():
+            node.kubelet.publish("pod-a", IMAGENET)
+        ended.set()
+
+    threading.Thread(target=publish, daemon=True).start()
+    node.wait_until(lambda: len(node.keys()) == 1)
+    began_s = time.monotonic()
+    driver.stop()
+    assert time.monotonic() - began_s < 2.0
+    assert ended.wait(5)
+    assert len(node.shared()) == 1  # the mount stays
