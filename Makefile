@@ -16,11 +16,13 @@ demo: ## a bucket mounted, read cold and warm, killed and mounted again; a clust
 test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make test"
 	@scripts/versitygw
+	@scripts/csi-sanity >/dev/null
 	@$(PY) scripts/check.py all
 
 coverage: ## as `make test`, and measures the coverage of the tests' own processes
 	@scripts/bootstrap dev --fuse "make coverage"
 	@scripts/versitygw
+	@scripts/csi-sanity >/dev/null
 	@$(PY) scripts/check.py coverage
 
 check: venv ## the fast checks: format, lint, types, imports, docs, unit tests

@@ -28,7 +28,8 @@ THREADS: Final = 8  # that serve
 MAX_WAITING: Final = THREADS - 2  # publishes at once: the others serve Unpublish and Probe
 TURN_S: Final = 2.0  # for a place among them
 ANSWER_S: Final = 60.0  # for the first answer of a mount
-CHECK_S: Final = 5.0  # for a published one, which may wait for its server
+CHECK_S: Final = 1.0  # for a published one: a dead mount answers at once
+FRESH_S: Final = 1.0  # for this time many pods of one mount use one answer
 TRIES: Final = 3  # a mount may die while it is asked
 
 
@@ -62,6 +63,7 @@ class Publisher:
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._busy: set[str] = set()
+        self._fresh: dict[str, float] = {}  # device -> until when it counts as not dead
         self._places = threading.BoundedSemaphore(MAX_WAITING)
 
     def publish(self, request: Publish) -> None:
@@ -77,9 +79,10 @@ class Publisher:
                 confine=self._confine,
             )
             target = _resolved(request.target)
-            with self._operation(target), self._place(), self._mounts.pinned(volume):
+            with self._operation(target), self._mounts.pinned(volume):
                 if not self._is_published(target, volume, pod_of(request.context)):
-                    self._bind(volume, target)
+                    with self._place():
+                        self._bind(volume, target)
 
     def unpublish(self, target: str) -> None:
         """Unmounts and removes a target, never what lies below. Does nothing if there is none.
@@ -97,7 +100,7 @@ class Publisher:
             return False
         if top.fstype != FSTYPE:
             raise CannotMount(f"a mount of type {top.fstype} is there", path=target)
-        if self._ask(target, CHECK_S) is not Answer.DEAD:
+        if not self._is_dead(target, top.device):
             return True
         self._replace(target, top.device, volume)
         self._metrics.lost.inc()
@@ -106,6 +109,19 @@ class Publisher:
             remedy=f"restart the pod {pod}",
             path=target,
         )
+
+    def _is_dead(self, target: str, device: str) -> bool:
+        """Returns whether a mount is dead. One that waits for its server is not."""
+        now = time.monotonic()
+        with self._lock:
+            self._fresh = {dev: end for dev, end in self._fresh.items() if end > now}
+            if device in self._fresh:
+                return False
+        if self._ask(target, CHECK_S) is Answer.DEAD:
+            return True
+        with self._lock:
+            self._fresh[device] = time.monotonic() + FRESH_S
+        return False
 
     def _replace(self, target: str, device: str, volume: Volume) -> None:
         """Removes a dead bind and its shared mount, and mounts that anew. If the last step fails,
