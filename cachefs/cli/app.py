@@ -44,13 +44,13 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "down": ("down", "End the cluster on this machine."),
         "master": ("master", "Run the master of a cluster."),
         "worker": ("worker", "Run this node's worker, a member of a cluster."),
-        "csi": ("csi", "Run the CSI driver of a Kubernetes node."),
         "ufs": ("ufs", "Manage the sources of a cluster: add, ls, rm."),
         "workers": ("workers", "Manage the workers of a cluster: list, drain, remove."),
         "location": ("location", "Show which workers own and which cache a file's blocks."),
         "fsck": ("fsck", "Verify the location and checksums of cached data."),
     },
     "Kubernetes": {
+        "csi": ("csi", "Run the CSI driver of this node."),
         "fuse-agent": ("fuse_agent", "Serve the mounts of this node's pods."),
     },
     "This program": {

@@ -80,7 +80,9 @@ _CLIENTS: Final = ("mount", "worker", *CLIENT_COMMANDS)
 _SERVERS: Final = ("master", "worker")
 _CACHES: Final = ("mount", "worker")
 _SOURCES: Final = ("mount", "ufs add")
-_IN_PODS: Final = ("fuse-agent",)
+_AGENT: Final = ("fuse-agent",)
+_DRIVER: Final = ("csi",)
+_IN_PODS: Final = (*_DRIVER, *_AGENT)
 EVERY: Final = (
     "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *_IN_PODS,
     *CLIENT_COMMANDS,
@@ -281,7 +283,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "The cluster's master, as HOST:PORT or a URL.",
         "the cluster of `cachefs up`, else 127.0.0.1:19998",
-        commands=("worker", *CLIENT_COMMANDS),
+        commands=("worker", *_DRIVER, *CLIENT_COMMANDS),
     ),
     Setting(
         "token_file",
@@ -431,7 +433,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Name of this agent among those of its node; in a pod: the pod's name.",
         "the machine's host name",
-        commands=_IN_PODS,
+        commands=_AGENT,
         option="name",
     ),
     Setting(
@@ -440,14 +442,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         900.0,
         "A mount that no client could serve for this time is aborted: its users get an error.",
         minimum=1,
-        commands=_IN_PODS,
+        commands=_AGENT,
     ),
     Setting(
         "client_memory",
         Type.SIZE,
         0,
         "Memory from which a mount's client is replaced by a new one; 0: no limit.",
-        commands=_IN_PODS,
+        commands=_AGENT,
     ),
     Setting(
         "ready_file",
@@ -455,7 +457,69 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "File that exists while every mount is served, for a readiness probe.",
         "none",
-        commands=_IN_PODS,
+        commands=_AGENT,
+    ),
+    Setting(
+        "endpoint",
+        Type.TEXT,
+        "",
+        "Socket of the CSI driver, as unix:PATH.",
+        "none",
+        commands=_DRIVER,
+    ),
+    Setting(
+        "node_id",
+        Type.TEXT,
+        "",
+        "Name of this node for Kubernetes.",
+        "the machine's host name",
+        commands=_DRIVER,
+    ),
+    Setting(
+        "kubelet_dir",
+        Type.PATH,
+        "/var/lib/kubelet",
+        "Directory of the kubelet, which the driver sees at the same path.",
+        commands=_DRIVER,
+    ),
+    Setting(
+        "registration_dir",
+        Type.PATH,
+        "",
+        "Directory in which the kubelet looks for drivers.",
+        "plugins_registry in the kubelet's directory",
+        commands=_DRIVER,
+    ),
+    Setting(
+        "linger",
+        Type.DURATION,
+        60.0,
+        "A mount that no pod uses for this time is removed.",
+        commands=_DRIVER,
+    ),
+    Setting(
+        "confine",
+        Type.SWITCH,
+        False,
+        "Inline volumes show only data below the namespace of their pod.",
+        commands=_DRIVER,
+    ),
+    Setting(
+        "node_metrics",
+        Type.TEXT,
+        "",
+        "Address of /metrics and /healthz, as unix:PATH or HOST:PORT.",
+        "none",
+        commands=_DRIVER,
+        option="metrics",
+    ),
+    Setting(
+        "log_format",
+        Type.CHOICE,
+        "text",
+        "Form of the log's lines on standard error.",
+        choices=("text", "json"),
+        commands=_DRIVER,
     ),
     Setting(
         "home",

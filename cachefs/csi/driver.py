@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -148,7 +149,7 @@ class Driver:
         self._reconciler.stop(STOP_S)
 
 
-def serve(spec: DriverSpec) -> int:
+def serve(spec: DriverSpec, on_ready: Callable[[], None]) -> int:
     """Runs a driver until SIGTERM or SIGINT, and returns the exit code. Raises BadConfig,
     OSError."""
     ending = threading.Event()
@@ -156,6 +157,7 @@ def serve(spec: DriverSpec) -> int:
         signal.signal(number, lambda *_: ending.set())
     driver = Driver(spec)
     driver.start()
+    on_ready()
     log.info("the driver serves %s", spec.socket, extra={"fields": {"node": spec.node_id}})
     ending.wait()
     timer = threading.Timer(EXIT_S, os._exit, (0,))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kube.csi_node import LIMIT_S, MASTER, ROOT, CsiNode
+from tests.services.environment import environment_of
 
 END_S = 2.0
 
@@ -37,7 +38,10 @@ def start(node: CsiNode, log: Path, *flags: str) -> subprocess.Popen[bytes]:
     command += ["--kubelet-dir", str(node.kubelet.directory), "--metrics", f"unix:{node.page}"]
     command += ["--log-format", "json", "--linger", "1s", *flags]
     with open(log, "ab") as errors:
-        return subprocess.Popen(command, stderr=errors, cwd=ROOT)
+        environment = environment_of(node.directory / "user")
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, cwd=ROOT, env=environment
+        )
 
 
 def test_sigterm_ends_the_driver_and_leaves_its_mounts(node: CsiNode, tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_sigterm_ends_the_driver_and_leaves_its_mounts(node: CsiNode, tmp_path: 
         for process in processes:
             process.kill()
             process.wait(LIMIT_S)
-        for path in (node.page, node.kubelet.endpoint):
+        for path in (node.page, node.kubelet.endpoint or node.page):
             Path(path).unlink(missing_ok=True)
         registration = node.kubelet.directory / "plugins_registry" / "csi.cachefs.io-reg.sock"
         registration.unlink(missing_ok=True)
