@@ -6,8 +6,6 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +18,11 @@ from cachefs.csi.shared_mounts import Node
 from cachefs.fuse.deposits import HolderClient
 from tests.kube.fake_kubelet import FakeKubelet, mounts_below, sockets_below
 from tests.kube.root_server import RootServer
+from tests.services.pods import HolderProcess
 
 ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 15.0
 MASTER: Final = "master:19998"
-HOLDER: Final = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from cachefs.holder.__main__ import main; main()"
-)
 
 
 class CsiNode:
@@ -37,7 +33,7 @@ class CsiNode:
         self.kubelet = FakeKubelet(directory / "k")
         self.kubelet.directory.mkdir()
         self.holder_dir = directory / "h"
-        self.holder: subprocess.Popen[str] | None = None
+        self.holder: HolderProcess | None = None
         self.server: RootServer | None = None
         self.drivers: list[Driver] = []
         self.start_holder()
@@ -58,18 +54,12 @@ class CsiNode:
     # ---- processes -------------------------------------------------------------------------------
 
     def start_holder(self) -> None:
-        self.holder = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", HOLDER, str(ROOT), str(self.holder_dir)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.holder.stdout is not None
-        assert self.holder.stdout.readline() == "ready\n"
+        self.holder = HolderProcess(self.holder_dir)
+        assert self.holder.greeting == "ready\n"
 
     def end_holder(self) -> None:
         if self.holder is not None:
             self.holder.kill()
-            self.holder.communicate(timeout=LIMIT_S)
             self.holder = None
 
     def start_server(self) -> None:

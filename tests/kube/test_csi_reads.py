@@ -1,0 +1,128 @@
+"""The driver, an agent, a holder and a worker together: a pod reads right bytes from its volume,
+and notices neither the end of the driver nor that of the agent."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cachefs.core.addresses import parse_cluster
+from cachefs.csi.driver import Driver, DriverSpec
+from cachefs.csi.shared_mounts import Node
+from tests.integration.dataset import body
+from tests.kube.fake_kubelet import FakeKubelet, mounts_below, refused
+from tests.services.cluster import Cluster
+from tests.services.pods import PodNode
+from tests.services.processes import wait_until
+
+FILES = 20
+FIRST_PUBLISH_S = 10.0  # while others want the two CPUs; the bench has the bars
+LINGER_S = 0.5
+NAMES = [f"f{number:04d}" for number in range(FILES)]
+
+
+class CsiPodNode(PodNode):
+    """A node with a driver in this process."""
+
+    def __init__(self, root: Path, worker_socket: Path, master: str) -> None:
+        root.mkdir()
+        super().__init__(root, worker_socket)
+        self.kubelet = FakeKubelet(root / "k")
+        self.kubelet.directory.mkdir()
+        self.master = master
+        self.driver = self._driver()
+
+    def restart_driver(self) -> None:
+        self.driver.stop()
+        self.driver = self._driver()
+
+    def shared(self) -> list[str]:
+        return [place for place in mounts_below(self.root) if "/plugins/" in place]
+
+    def __exit__(self, *exc: object) -> None:
+        self.driver.stop()
+        self.mountpoints += [Path(place) for place in reversed(mounts_below(self.root))]
+        super().__exit__(*exc)
+
+    def _driver(self) -> Driver:
+        directory = str(self.kubelet.directory)
+        spec = DriverSpec(
+            Node(directory, str(self.worker_socket), self.holder.path, str(self.root / "home")),
+            node_id="node1",
+            master=self.master,
+            endpoint=f"unix:{directory}/csi.sock",
+            registration_dir=f"{directory}/plugins_registry",
+            linger_s=LINGER_S,
+        )
+        driver = Driver(spec)
+        driver.start()
+        self.kubelet.register()
+        return driver
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[CsiPodNode]:
+    source = tmp_path / "source" / "team"
+    source.mkdir(parents=True)
+    for number, name in enumerate(NAMES):
+        (source / name).write_bytes(body(number, 60_000 + number * 997))
+    socket = tmp_path / "worker.sock"
+    with Cluster(tmp_path / "cluster", {}) as cluster:
+        cluster.start(1, "--socket", str(socket))
+        cluster.add_ufs(f"file://{source.parent}", "/data")
+        master = parse_cluster(cluster.path("/data")).address
+        # pytest's directories are too deep for the names of sockets.
+        with tempfile.TemporaryDirectory(prefix="csi") as directory:
+            made = CsiPodNode(Path(directory, "n"), socket, master)
+            with made:
+                yield made
+            assert not mounts_below(Path(directory))
+
+
+def is_right(target: Path) -> bool:
+    return all(
+        (target / name).read_bytes() == body(number, 60_000 + number * 997)
+        for number, name in enumerate(NAMES)
+    )
+
+
+def test_a_pod_reads_its_volume(node: CsiPodNode) -> None:
+    node.agent("pod-0").wait_until_ready()
+    began_s = time.monotonic()
+    target = node.kubelet.publish("a", {"path": "/data/team"})
+    print(f"first publish: {time.monotonic() - began_s:.3f} s")
+    assert time.monotonic() - began_s < FIRST_PUBLISH_S
+    assert sorted(os.listdir(target)) == NAMES
+    assert is_right(target)
+    with open(target / NAMES[0], "rb") as file:
+        node.agents[0].kill()
+        node.restart_driver()
+        assert file.read() == body(0, 60_000)
+        node.agent("pod-1").wait_until_ready()
+        assert is_right(target)
+    other = node.kubelet.publish("b", {"path": "/data", "namespaced": "false"})
+    assert is_right(other / "team")
+    assert len(node.shared()) == len(node.claimants()) == 2
+    for pod in ("a", "b"):
+        node.kubelet.unpublish(pod)
+    wait_until(lambda: not node.shared() and not node.claimants(), "the leftovers are removed")
+
+
+def test_a_lost_volume_is_made_anew_by_a_real_agent(node: CsiPodNode) -> None:
+    agent = node.agent("pod-0")
+    agent.wait_until_ready()
+    target = node.kubelet.publish("a", {"path": "/data/team"})
+    agent.kill()
+    node.restart_holder()
+    node.agent("pod-1")
+    with refused() as found:
+        node.kubelet.publish("a", {"path": "/data/team"})
+    assert found[0][0] is grpc.StatusCode.ABORTED
+    node.kubelet.publish("a", {"path": "/data/team"})
+    assert is_right(target)
