@@ -13,6 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from cachefs.core.errors import BadConfig
+from cachefs.csi.driver import Driver
 from cachefs.csi.generated import csi_pb2 as csi
 from cachefs.fuse.deposits import Deposit, HolderClient, new_key
 from cachefs.fuse.kernel.table import TakeoverTable
@@ -264,3 +266,37 @@ def test_the_driver_stops_while_a_publish_waits(node: CsiNode) -> None:
     assert time.monotonic() - began_s < 2.0
     assert ended.wait(5)
     assert len(node.shared()) == 1  # the mount stays
+
+
+def test_a_driver_that_cannot_listen_serves_nothing(node: CsiNode) -> None:
+    node.start_driver()
+    second = Driver(node.spec(registration_dir="/proc/none"))
+    with pytest.raises(BadConfig, match="cannot listen on /proc/none"):
+        second.start()
+    assert node.holder is not None
+    node.start_driver()  # its sockets take over from those that the failed start left
+
+
+def test_publishes_leave_no_descriptor(node: CsiNode) -> None:
+    node.start_driver(linger_s=0.2)
+
+    def round_of_pods(turn: int) -> None:
+        with ThreadPoolExecutor(4) as pods:
+            names = [f"{turn}-{number}" for number in range(8)]
+            list(pods.map(lambda name: node.kubelet.publish(name, {"path": f"/{turn}"}), names))
+            list(pods.map(node.kubelet.unpublish, names))
+        node.wait_until(lambda: not node.mounts() and not node.keys())
+
+    def descriptors() -> int:
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return sum(os.path.lexists(link) and _is_ours(os.readlink(link)) for link in links)
+
+    round_of_pods(0)
+    for turn in range(1, 5):
+        round_of_pods(turn)
+    node.end_server()
+    assert descriptors() == 0
+
+
+def _is_ours(target: str) -> bool:
+    return target == "/dev/fuse" or "cachefs-takeover" in target or "[pidfd]" in target
