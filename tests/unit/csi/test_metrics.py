@@ -1,0 +1,31 @@
+"""The metrics of the driver are those of docs/metrics.md."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+
+from cachefs.core.errors import Unreachable
+from cachefs.csi.metrics import DriverMetrics
+from tests.services.metrics_page import documented, exported
+
+
+def test_the_metrics_are_documented() -> None:
+    metrics = DriverMetrics()
+    with metrics.publish():
+        pass
+    metrics.orphans.labels("mount").inc()
+    text = generate_latest(metrics.registry).decode()
+    assert exported(text, "cachefs_csi_") == documented("cachefs_csi_")
+
+
+def test_a_publish_is_counted_by_its_result() -> None:
+    metrics = DriverMetrics()
+    with pytest.raises(Unreachable), metrics.publish():
+        raise Unreachable("away")
+    with pytest.raises(OSError), metrics.publish():
+        raise OSError(5, "broken")
+    text = generate_latest(metrics.registry).decode()
+    assert 'cachefs_csi_publishes_total{result="unreachable"} 1.0' in text
+    assert 'cachefs_csi_publishes_total{result="os-error"} 1.0' in text
+    assert "cachefs_csi_publish_seconds_count 0.0" in text
