@@ -7,13 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cachefs.core.errors import CacheFSError
 
@@ -24,7 +18,6 @@ class DriverMetrics:
     """The metrics. Threads may share this."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # of this process: a gauge beside each counter says nothing
         self.registry = registry = CollectorRegistry()
         self.shared = Gauge(
             "cachefs_csi_shared_mounts", "Shared mounts of this node.", registry=registry
