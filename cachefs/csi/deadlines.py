@@ -1,5 +1,5 @@
-"""Calls that may hang in the kernel, with deadlines: `Probes` asks a mount in a child process, and
-`Apart` runs a call in a thread that its caller can leave behind."""
+"""Calls that may hang in the kernel, with deadlines: `Probes` queries a mount in a child process,
+and `Apart` runs a call in a thread that its caller can leave behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cachefs.core.errors import DeadlineExceeded, InUse
 _SLICE_S: Final = 0.2  # after which a waiting probe sees that the driver ends
 _KILL_S: Final = 0.5  # for the end of a killed child, if the kernel lets it end
 # stat may be answered from the kernel's cache; statfs never is. The exit status is the errno.
-_ASK: Final = """
+_QUERY: Final = """
 import os, sys
 try:
     os.stat(sys.argv[1]), os.statvfs(sys.argv[1])
@@ -39,19 +39,19 @@ class Answer(enum.Enum):
 
 
 class Probes:
-    """The children that ask mounts. `close` ends the waits. Threads may share this."""
+    """The children that query mounts. `close` ends the waits. Threads may share this."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left: list[subprocess.Popen[bytes]] = []  # killed; the kernel holds them still
         self._closed = False
 
-    def ask(self, place: str, deadline_s: float) -> Answer:
+    def query(self, place: str, deadline_s: float) -> Answer:
         """Returns what the root of the mount at this place answers. Raises the OSError of stat for
         any other failure than the death of the mount."""
         self.reap()
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _ASK, place],
+            [sys.executable, "-I", "-S", "-c", _QUERY, place],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )

@@ -30,7 +30,7 @@ TURN_S: Final = 2.0  # for a place among them
 ANSWER_S: Final = 60.0  # for the first answer of a mount
 CHECK_S: Final = 1.0  # for a published one: a dead mount answers at once
 FRESH_S: Final = 1.0  # for this time many pods of one mount use one answer
-TRIES: Final = 3  # a mount may die while it is asked
+TRIES: Final = 3  # a mount may die while it is queried
 
 
 class Publish(NamedTuple):
@@ -117,7 +117,7 @@ class Publisher:
             self._fresh = {dev: end for dev, end in self._fresh.items() if end > now}
             if device in self._fresh:
                 return False
-        if self._ask(target, CHECK_S) is Answer.DEAD:
+        if self._query(target, CHECK_S) is Answer.DEAD:
             return True
         with self._lock:
             self._fresh[device] = time.monotonic() + FRESH_S
@@ -126,8 +126,9 @@ class Publisher:
     def _replace(self, target: str, device: str, volume: Volume) -> None:
         """Removes a dead bind and its shared mount, and mounts that anew. If the last step fails,
         the next publish repeats it. Raises as `SharedMounts.unbind`."""
-        self._mounts.unbind(target)
+        # The bind keeps the kernel from giving its device to a mount that another thread makes.
         shared = self._mounts.find(volume)
+        self._mounts.unbind(target)
         if shared is not None and shared.device == device:
             self._mounts.discard(shared)
         try:
@@ -146,7 +147,7 @@ class Publisher:
         """Returns the shared mount of a volume once it answers. A dead one is replaced."""
         for _ in range(TRIES):
             shared = self._mounts.find_or_make(volume)
-            answer = self._ask(shared.place, max(0.0, end - time.monotonic()))
+            answer = self._query(shared.place, max(0.0, end - time.monotonic()))
             if answer is Answer.ALIVE:
                 return shared
             if answer is Answer.NONE:
@@ -157,9 +158,9 @@ class Publisher:
             self._mounts.discard(shared)
         raise Unreachable(f"the mount of {volume.url} ended {TRIES} times")
 
-    def _ask(self, place: str, deadline_s: float) -> Answer:
+    def _query(self, place: str, deadline_s: float) -> Answer:
         try:
-            return self._probes.ask(place, deadline_s)
+            return self._probes.query(place, deadline_s)
         except OSError as err:
             raise CannotMount(f"cannot be read: {err.strerror}", path=place) from err
 

@@ -27,7 +27,7 @@ from cachefs.csi.shared_mounts import DRIVER
 log = logging.getLogger(__name__)
 
 PLUGIN_TYPE: Final = "CSIPlugin"
-CSI_VERSIONS: Final = ("1.0.0",)  # what the kubelet asks for: any CSI 1.x
+CSI_VERSIONS: Final = ("1.0.0",)  # the kubelet accepts any CSI 1.x
 _CODES: Final[dict[type[CacheFSError], grpc.StatusCode]] = {
     BadConfig: grpc.StatusCode.INVALID_ARGUMENT,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -156,7 +156,7 @@ def _translated(name: str, call: Method) -> Callable[[Any, grpc.ServicerContext]
         except CacheFSError as err:
             code, text = _CODES.get(type(err), grpc.StatusCode.INTERNAL), err.one_line()
         except OSError as err:
-            code, text = grpc.StatusCode.INTERNAL, f"{err.filename}: {err.strerror}"
+            code, text = grpc.StatusCode.INTERNAL, str(err)
         fields = {"method": name, "code": code.name}
         log.warning("%s: %s", name, text, extra={"fields": fields})
         return context.abort(code, text)

@@ -1,4 +1,4 @@
-"""What a volume asks for: its attributes, its path in the cluster, and the shared mount for it.
+"""What a volume requests: its attributes, its path in the cluster, and the shared mount for it.
 Pure.
 
 Volumes that show the same path in the same way share one mount of the node. Its name is a hash of

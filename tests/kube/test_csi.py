@@ -192,7 +192,7 @@ def test_a_bad_attribute_is_named(node: CsiNode, attributes: dict[str, str], nam
 
 
 def test_an_unpublish_removes_no_files(node: CsiNode) -> None:
-    """Only `rmdir`: what lies in a target without a mount is somebody's data."""
+    """Only `rmdir`: what lies in a target without a mount stays."""
     node.start_driver()
     target = node.kubelet.target("pod-a")
     target.mkdir(parents=True)

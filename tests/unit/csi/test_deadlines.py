@@ -39,13 +39,13 @@ def test_a_call_raises_to_its_caller() -> None:
 
 def test_a_probe_answers(tmp_path: Path) -> None:
     probes = Probes()
-    assert probes.ask(str(tmp_path), 10) is Answer.ALIVE
-    assert probes.ask(str(tmp_path), 0) is Answer.NONE
+    assert probes.query(str(tmp_path), 10) is Answer.ALIVE
+    assert probes.query(str(tmp_path), 0) is Answer.NONE
     with pytest.raises(FileNotFoundError):
-        probes.ask(str(tmp_path / "none"), 10)
+        probes.query(str(tmp_path / "none"), 10)
 
 
 def test_closed_probes_do_not_wait(tmp_path: Path) -> None:
     probes = Probes()
     probes.close()
-    assert probes.ask(str(tmp_path), 10) is Answer.NONE
+    assert probes.query(str(tmp_path), 10) is Answer.NONE

@@ -1,4 +1,4 @@
-"""What volumes ask for: their path stays below its parent, and a bad attribute is named."""
+"""What volumes request: their path stays below its parent, and a bad attribute is named."""
 
 from __future__ import annotations
 
