@@ -510,7 +510,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Address of /metrics and /healthz, as unix:PATH or HOST:PORT.",
         "none",
-        commands=_DRIVER,
+        commands=_IN_PODS,
         option="metrics",
     ),
     Setting(
@@ -519,7 +519,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "text",
         "Form of the log's lines on standard error.",
         choices=("text", "json"),
-        commands=_DRIVER,
+        commands=_IN_PODS,
     ),
     Setting(
         "home",

@@ -131,6 +131,7 @@ class ClientSpec(msgspec.Struct, frozen=True):
     log_file: str = ""
     log_level: str = "info"
     log_to_stderr: bool = False
+    log_json: bool = False  # one JSON document a line
     debug: bool = False
     server: ServerSpec | None = None  # to restart the embedded server if it dies
     node: WorkerSpec | None = None  # to restart the node's worker of a cluster if none is running

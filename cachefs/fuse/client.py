@@ -265,7 +265,7 @@ def _only_error(group: BaseException) -> BaseException:
 def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ClientSpec)
     ready = ReadyPipe()
-    log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)
+    log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr, as_json=spec.log_json)
     write_stacks_on_signal(spec)
     raise_descriptor_limit()
     link = SupervisorLink(spec) if spec.control_fd >= 0 else None

@@ -4,9 +4,11 @@ containers that are pid namespaces, readers that are pods, and a worker of anoth
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,3 +294,22 @@ def test_the_container_needs_one_capability(node: Node) -> None:
         tcp = {f"socket:[{line.split()[9]}]" for line in sockets.splitlines()[1:]}
         assert not tcp & inodes
         assert b"TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_its_log_and_its_metrics_are_for_machines(
+    tmp_path: Path, cluster: Cluster, source: Path
+) -> None:
+    options = ("--log-format", "json", "--metrics", f"unix:{tmp_path}/metrics.sock")
+    with Node(tmp_path / "node", cluster, source, *options) as node:
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+        lines = [json.loads(line) for line in agent.log.splitlines()]
+        assert {"cachefs.agent", "cachefs.supervisor", "cachefs.client"} <= {
+            line["logger"] for line in lines
+        }
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(OPEN_S)
+            sock.connect(f"{tmp_path}/metrics.sock")
+            sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with sock.makefile("rb") as reply:
+                assert b"cachefs_agent_mounts 1.0" in reply.read()

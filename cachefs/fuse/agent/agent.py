@@ -23,6 +23,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import DepositRef, Held, SupervisorSpec
 from cachefs.fuse import mounting
 from cachefs.fuse.agent import state as s
+from cachefs.fuse.agent.facts import AgentFacts
 from cachefs.fuse.deposits import Deposit, Event, HolderClient
 from cachefs.holder.protocol import close_all
 from cachefs.launcher.process_watch import Watch
@@ -46,6 +47,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     give_up_s: float = 900.0
     memory_budget_bytes: int = 0
     log_level: str = "info"
+    log_json: bool = False
     ready_file: str = ""  # exists while every mount is served
 
 
@@ -212,6 +214,7 @@ class Agent:
             log_file="",
             log_level=spec.log_level,
             log_to_stderr=True,
+            log_json=spec.log_json,
             deposit=DepositRef(spec.holder, key, spec.name, deposit.device),
         )
         held = Held(fuse_fd, table_fd, deposit.negotiated)
@@ -236,26 +239,3 @@ class Agent:
         except (CacheFSError, OSError) as err:
             log.error("cannot abort %s: %s", key, err)
         self.facts.aborted += 1
-
-
-class AgentFacts:
-    """The counters of an agent, for its metrics."""
-
-    def __init__(self) -> None:
-        self.mounts = 0
-        self.takeovers: dict[str, int] = {}  # by cause
-        self.aborted = 0
-        self.longest_pause_s = 0.0
-        self._free_since: dict[str, float] = {}
-
-    def started(self, cause: str) -> None:
-        self.takeovers[cause] = self.takeovers.get(cause, 0) + 1
-
-    def note(self, event: Event, name: str, now: float) -> None:
-        """Notes an event of the holder. A pause lasts from the end of a claim to the next one."""
-        if event.verb == "FREE":
-            self._free_since[event.key] = now
-        elif event.verb in ("CLAIM", "DROP"):
-            since = self._free_since.pop(event.key, now)
-            if event.name == name:
-                self.longest_pause_s = max(self.longest_pause_s, now - since)

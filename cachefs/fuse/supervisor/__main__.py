@@ -22,7 +22,7 @@ def main() -> int:
     client = spec.client
     directory, name = os.path.split(client.log_file)
     log_file = os.path.join(directory, name.replace("client-", "supervisor-", 1)) if name else ""
-    log_to(log_file, client.log_level, to_stderr=client.log_to_stderr)
+    log_to(log_file, client.log_level, to_stderr=client.log_to_stderr, as_json=client.log_json)
     try:
         return Supervisor(spec, ready).run()
     except CacheFSError as err:

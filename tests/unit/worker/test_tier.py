@@ -68,11 +68,27 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors were left open"
 
 
-def test_everything_is_private(shelf: Shelf, tmp_path: Path) -> None:
+@pytest.fixture(params=[0o077, 0o027], ids=["alone", "with its group"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Of a process that the launcher starts, and of a worker that shares its socket."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_everything_is_private(umask: int, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "tier")
     name = shelf.put(1)
-    for path in (tmp_path / "tier").rglob("*"):
+    shelf.close()
+    tier = tmp_path / "tier"
+    assert stat.S_IMODE(tier.stat().st_mode) == 0o700
+    file = tier / "files" / name[-2:] / name
+    assert file.stat().st_nlink == 2
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640 & ~umask
+    assert stat.S_IMODE((tier / "pub").stat().st_mode) == 0o750 & ~umask
+    former = (tier / "trash").iterdir()  # folders `pub` of earlier owners
+    for path in {*tier.rglob("*")} - {file, tier / "pub", *(tier / "pub").iterdir(), *former}:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.parent.name == "index", path
-    assert (tmp_path / "tier" / "files" / name[-2:] / name).stat().st_nlink == 2
 
 
 def test_a_second_owner_is_told_who_has_it(shelf: Shelf, tmp_path: Path) -> None:
