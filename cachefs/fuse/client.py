@@ -98,7 +98,7 @@ class Client:
                     hello,
                     reconnect=self._reconnect,
                     waits=self.runs,
-                    reconnect_wait_s=max(spec.worker_wait_s, RECONNECT_WAIT_S),
+                    reconnect_wait_s=spec.worker_wait_s or RECONNECT_WAIT_S,
                 )
             except CacheFSError:
                 if trio.current_time() >= deadline:

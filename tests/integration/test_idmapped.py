@@ -1,4 +1,5 @@
-"""Mounts in pods with user namespaces: the kernel shows owners through the pod's map of users."""
+"""Mounts in pods with user namespaces: the kernel shows owners through the pod's map of users.
+[S-pods-users]"""
 
 from __future__ import annotations
 

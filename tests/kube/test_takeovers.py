@@ -1,5 +1,6 @@
 """Mounts of pods outlive everything that serves them: each line of the table of failures, with
-containers that are pid namespaces, readers that are pods, and a worker of another user."""
+containers that are pid namespaces, and readers that are pods. [S-pods] [S-pods-claim]
+[S-pods-wait]"""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import random
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 
 from tests.integration.conftest import is_mounted
 from tests.integration.dataset import body
-from tests.services.cluster import Cluster
+from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.mount_readers import MountReaders
 from tests.services.pods import PodNode
 from tests.services.processes import is_running, wait_until
@@ -294,6 +296,32 @@ def test_the_container_needs_one_capability(node: Node) -> None:
         tcp = {f"socket:[{line.split()[9]}]" for line in sockets.splitlines()[1:]}
         assert not tcp & inodes
         assert b"TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_a_mount_of_one_worker_waits_for_it_and_starts_none(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    (worker,) = cluster.workers
+    options = ("--worker-socket", str(tmp_path / "run" / "worker.sock"), "--worker-wait", "3s")
+    path = worker.mount(cluster.path("/data"), *options)
+    assert (path / "big").stat().st_size == 20 * MIB
+    worker.stop()
+    began = time.monotonic()
+    with pytest.raises(OSError) as caught:
+        os.stat(path / "never-seen")
+    assert caught.value.errno == errno.EIO
+    assert time.monotonic() - began >= 2.9
+    worker.start()
+    assert len((path / "big").read_bytes()) == 20 * MIB
+    nodes = list((worker.root / ".cache/cachefs/clusters").glob("*/nodes/*"))
+    assert len(nodes) == 1, "its own; no mount has started one"
+    worker.umount(path)
+
+
+def test_a_worker_s_socket_is_for_mounts_of_clusters(tmp_path: Path, cluster: Cluster) -> None:
+    (worker,) = cluster.workers
+    with pytest.raises(ClusterFailed, match="only a mount of a cluster uses a worker"):
+        worker.mount(f"file://{tmp_path}", "--worker-socket", str(tmp_path / "w.sock"))
 
 
 def test_its_log_and_its_metrics_are_for_machines(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -51,6 +52,13 @@ class AgentSpec(msgspec.Struct, frozen=True):
     ready_file: str = ""  # exists while every mount is served
 
 
+def _reap_orphans() -> None:
+    """Reaps processes whose parent has ended: in a container the agent is the first process."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 class Agent:
     """The agent of one node."""
 
@@ -89,6 +97,8 @@ class Agent:
             key_, watch = self._supervisors.pop(pid)
             watch.__exit__()
             self._on(s.SupervisorEnded(key_))
+        if os.getpid() == 1:
+            _reap_orphans()
         self._on(s.Tick())
         if self._agency.is_ready != self._is_ready:
             self._say_ready(self._agency.is_ready)
