@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import re
+import select
 import shutil
 import subprocess
 from pathlib import Path
@@ -105,6 +106,13 @@ def control_file_system() -> int:
         return _system_call(_FSMOUNT, context, _CLOEXEC, 0)
     finally:
         os.close(context)
+
+
+def has_ended(fuse_fd: int) -> bool:
+    """Returns whether the mount of this descriptor of /dev/fuse has ended."""
+    poll = select.poll()
+    poll.register(fuse_fd, 0)
+    return bool(poll.poll(0))  # POLLERR, which poll always reports
 
 
 def abort(device: str) -> None:

@@ -13,57 +13,15 @@ import grpc
 import pytest
 
 from cachefs.core.addresses import parse_cluster
-from cachefs.csi.driver import Driver, DriverSpec
-from cachefs.csi.shared_mounts import Node
 from tests.integration.dataset import body
-from tests.kube.fake_kubelet import FakeKubelet, mounts_below, refused
+from tests.kube.csi_pods import CsiPodNode
+from tests.kube.fake_kubelet import mounts_below, refused
 from tests.services.cluster import Cluster
-from tests.services.pods import PodNode
 from tests.services.processes import wait_until
 
 FILES = 20
 FIRST_PUBLISH_S = 10.0  # while others want the two CPUs; the bench has the bars
-LINGER_S = 0.5
 NAMES = [f"f{number:04d}" for number in range(FILES)]
-
-
-class CsiPodNode(PodNode):
-    """A node with a driver in this process."""
-
-    def __init__(self, root: Path, worker_socket: Path, master: str) -> None:
-        root.mkdir()
-        super().__init__(root, worker_socket)
-        self.kubelet = FakeKubelet(root / "k")
-        self.kubelet.directory.mkdir()
-        self.master = master
-        self.driver = self._driver()
-
-    def restart_driver(self) -> None:
-        self.driver.stop()
-        self.driver = self._driver()
-
-    def shared(self) -> list[str]:
-        return [place for place in mounts_below(self.root) if "/plugins/" in place]
-
-    def __exit__(self, *exc: object) -> None:
-        self.driver.stop()
-        self.mountpoints += [Path(place) for place in reversed(mounts_below(self.root))]
-        super().__exit__(*exc)
-
-    def _driver(self) -> Driver:
-        directory = str(self.kubelet.directory)
-        spec = DriverSpec(
-            Node(directory, str(self.worker_socket), self.holder.path, str(self.root / "home")),
-            node_id="node1",
-            master=self.master,
-            endpoint=f"unix:{directory}/csi.sock",
-            registration_dir=f"{directory}/plugins_registry",
-            linger_s=LINGER_S,
-        )
-        driver = Driver(spec)
-        driver.start()
-        self.kubelet.register()
-        return driver
 
 
 @pytest.fixture

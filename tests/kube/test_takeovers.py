@@ -175,6 +175,21 @@ def test_a_lost_holder_gets_every_mount_again(node: Node, rng: random.Random) ->
     node.finish()
 
 
+def test_holder_and_supervisor_at_once_leave_the_client(node: Node, rng: random.Random) -> None:
+    """The next supervisor deposits the mount with a holder that does not know it."""
+    agent = node.agent("pod")
+    agent.wait_until_ready()
+    node.readers.start(rng, KINDS)
+    for _ in range(3):
+        (pid,) = agent.processes("cachefs.fuse.supervisor")
+        (client,) = agent.processes("cachefs.fuse.client")
+        os.kill(pid, signal.SIGKILL)
+        node.restart_holder()
+        node.wait_for("pod")
+        assert is_running(client)
+    node.finish()
+
+
 def test_nobody_serves_for_a_while(node: Node, rng: random.Random) -> None:
     """Opens wait for the next agent; files that are open and complete are read meanwhile."""
     agent = node.agent("first")

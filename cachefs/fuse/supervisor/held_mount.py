@@ -15,6 +15,7 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import ClientSpec, DepositRef, Held
+from cachefs.fuse import mounting
 from cachefs.fuse.deposits import Deposit, HolderClient
 
 log = logging.getLogger(__name__)
@@ -37,15 +38,16 @@ class HeldMount:
         self._pause_s = RETRY_S
 
     def claim(self) -> bool:
-        """Claims the mount. Returns False if the holder knows no such mount: it has ended. A holder
-        that is away is asked again by `keep`."""
+        """Deposits and claims the mount. Returns False if the mount has ended. `keep` tries again
+        with a holder that is away."""
+        if mounting.has_ended(self._held.fuse_fd):
+            return False
         self._is_wanted = True
         try:
-            client = HolderClient(self._ref.holder, self._ref.name)
+            self._connect()
         except CacheFSError as err:
             log.warning("cannot claim the mount, trying again: %s", err.one_line())
-            return True
-        return self._claim(client)
+        return True
 
     def keep(self, now: float) -> bool:
         """Deposits and claims again after the loss of the holder. Returns whether this call did."""
@@ -53,32 +55,27 @@ class HeldMount:
             return False
         self._retry_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
-        try:
-            client = HolderClient(self._ref.holder, self._ref.name)
-        except CacheFSError as err:
-            log.debug("the holder: %s", err.one_line())
+        if mounting.has_ended(self._held.fuse_fd):
             return False
         try:
-            client.put(self._ref.key, self._deposit, self._held.fuse_fd, self._held.table_fd)
+            self._connect()
         except CacheFSError as err:
-            log.warning("cannot deposit the mount: %s", err.one_line())
-            client.close()
+            log.debug("cannot deposit the mount yet: %s", err.one_line())
             return False
         log.info("deposited the mount again")
-        return self._claim(client) and self._client is not None
-
-    def _claim(self, client: HolderClient) -> bool:
-        try:
-            exists = client.claim(self._ref.key)
-        except CacheFSError as err:
-            log.warning("cannot claim the mount, trying again: %s", err.one_line())
-            client.close()
-            return True
-        if not exists:
-            client.close()
-            return False
-        self._client, self._pause_s = client, RETRY_S
         return True
+
+    def _connect(self) -> None:
+        """Deposits and claims at a new connection. The deposit comes first, also for a mount that
+        another process has deposited: the holder may be a new one since then."""
+        client = HolderClient(self._ref.holder, self._ref.name)
+        try:
+            client.put(self._ref.key, self._deposit, self._held.fuse_fd, self._held.table_fd)
+            client.claim(self._ref.key)
+        except CacheFSError:
+            client.close()
+            raise
+        self._client, self._pause_s = client, RETRY_S
 
     def fileno(self) -> int:
         """Returns the descriptor of the connection, -1 if there is none."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import selectors
 import signal
 import socket
@@ -262,11 +261,7 @@ class Supervisor:
 
     def _is_gone(self) -> bool:
         """Returns whether the mount has ended."""
-        if self._fuse_fd < 0:
-            return False
-        poll = select.poll()
-        poll.register(self._fuse_fd, 0)
-        return bool(poll.poll(0))  # POLLERR, which poll always reports
+        return self._fuse_fd >= 0 and mounting.has_ended(self._fuse_fd)
 
     def _has_notes(self, process: Process) -> bool:
         if process.control not in {key.fileobj for key in self._selector.get_map().values()}:
