@@ -60,5 +60,6 @@ class MountReaders:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 reader.wait(5)
             reader.kill()
+            reader.wait(END_S)
             if reader.stdout is not None:
                 reader.stdout.close()

@@ -20,6 +20,7 @@ GRACE_S: Final = 2.0  # for a client to replace its lost supervisor, which claim
 RETIRED_GRACE_S: Final = 4.0  # more for an agent whose mounts another one has claimed
 PAUSE_FIRST_S: Final = 1.0  # after a supervisor that ended without a claim
 PAUSE_MAX_S: Final = 30.0
+MISSING_S: Final = 30.0  # for supervisors to deposit their mounts with a new holder
 GOOD_S: Final = 10.0  # a claim of this length counts as service
 
 
@@ -85,8 +86,8 @@ class _Mount:
     """A mount of the holder. `start_at`: when this agent starts a supervisor of it."""
 
     __slots__ = (
-        "cause", "claimant", "claimed_at", "has_supervisor", "is_first", "pause_s", "start_at",
-        "unserved_since",
+        "cause", "claimant", "claimed_at", "has_supervisor", "is_first", "missing_since", "pause_s",
+        "start_at", "unserved_since",
     )  # fmt: skip
 
     def __init__(self, now: float, claimant: str, start_at: float, cause: str) -> None:
@@ -96,12 +97,18 @@ class _Mount:
         self.cause = cause
         self.is_first = False  # it starts although another process has the claim
         self.has_supervisor = False  # of this agent
+        self.missing_since = math.inf  # a holder that was started again does not know it yet
         self.pause_s = PAUSE_FIRST_S
         self.unserved_since = math.inf if claimant else now
 
     def is_due(self, now: float) -> bool:
         is_free = not self.claimant or self.is_first
-        return is_free and not self.has_supervisor and now >= self.start_at
+        return (
+            is_free
+            and self.missing_since == math.inf
+            and not self.has_supervisor
+            and now >= self.start_at
+        )
 
 
 class Agency:
@@ -120,9 +127,7 @@ class Agency:
             case Connected(claimants):
                 self._on_connected(claimants, now)
             case Put(key):
-                if key not in self._mounts:
-                    start_at = now + (RETIRED_GRACE_S if self._is_retired else 0.0)
-                    self._mounts[key] = _Mount(now, "", start_at, "new")
+                self._on_put(key, now)
             case Dropped(key):
                 self._mounts.pop(key, None)
             case Claimed(key, name):
@@ -145,16 +150,29 @@ class Agency:
     def keys(self) -> list[str]:
         return list(self._mounts)
 
+    def _on_put(self, key: str, now: float) -> None:
+        mount = self._mounts.get(key)
+        if mount is None:
+            start_at = now + (RETIRED_GRACE_S if self._is_retired else 0.0)
+            self._mounts[key] = _Mount(now, "", start_at, "new")
+        elif mount.missing_since < math.inf:  # by its supervisor, which claims it next
+            mount.missing_since = math.inf
+            mount.start_at = max(mount.start_at, now + self._grace_s)
+
     def _on_connected(self, claimants: dict[str, str], now: float) -> None:
         is_first, self._has_started = not self._has_started, True
-        self._mounts = {key: m for key, m in self._mounts.items() if key in claimants}
+        for key in self._mounts.keys() - claimants.keys():
+            self._on_freed(key, now)
+            self._mounts[key].missing_since = now
         for key, claimant in claimants.items():
             mount = self._mounts.get(key)
             if mount is None:
                 start_at = now if is_first else now + self._grace_s
                 mount = self._mounts[key] = _Mount(now, claimant, start_at, "start")
                 mount.is_first = is_first
-            elif claimant:
+                continue
+            mount.missing_since = math.inf
+            if claimant:
                 self._on_claimed(key, claimant, now)
             else:
                 self._on_freed(key, now)
@@ -192,7 +210,9 @@ class Agency:
 
     def _due(self, now: float) -> Iterator[Action]:
         for key, mount in list(self._mounts.items()):
-            if not mount.claimant and now - mount.unserved_since >= self._give_up_s:
+            if now - mount.missing_since >= MISSING_S:
+                del self._mounts[key]  # it ended while there was no holder
+            elif not mount.claimant and now - mount.unserved_since >= self._give_up_s:
                 del self._mounts[key]
                 yield Abort(key)
             elif mount.is_due(now):

@@ -131,11 +131,32 @@ def test_a_holder_that_was_started_again_is_filled_by_supervisors() -> None:
     world.on(s.Claimed("a", "new"))
     world.on(s.Claimed("b", "new"))
     assert world.on(s.Connected({})) == []
+    assert world.waits(5) == []
     assert world.on(s.Connected({"a": ""})) == []
-    world.on(s.Put("b"))
+    assert world.on(s.Put("b")) == []
+    assert world.waits(s.GRACE_S - 0.2) == []
     world.on(s.Claimed("a", "new"))
     world.on(s.Claimed("b", "new"))
     assert world.waits(60) == []
+    assert world.agency.is_ready
+
+
+def test_a_mount_that_ended_while_there_was_no_holder_is_forgotten() -> None:
+    world = World(claimants={"a": ""})
+    world.on(s.Claimed("a", "new"))
+    world.on(s.Connected({}))
+    assert world.waits(s.MISSING_S + 1) == []
+    assert world.agency.keys == []
+    assert world.agency.is_ready
+
+
+def test_a_mount_whose_supervisor_is_gone_is_served_again_once_it_is_deposited() -> None:
+    world = World(claimants={"a": ""})
+    world.on(s.Claimed("a", "new"))
+    world.on(s.SupervisorEnded("a"))
+    world.on(s.Connected({}))
+    world.on(s.Put("a"))
+    assert world.waits(s.GRACE_S + 0.2) == [s.Start("a", "lost")]
 
 
 keys = st.sampled_from("abc")
@@ -168,6 +189,7 @@ def test_one_supervisor_at_a_time_and_none_is_forgotten(
         running &= {*world.agency.keys}
         world.now += pause
     for key in world.agency.keys:
+        world.on(s.Put(key))
         world.on(s.Claimed(key, "old"))
         world.on(s.SupervisorEnded(key))
         world.on(s.Freed(key))
