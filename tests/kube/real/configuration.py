@@ -110,6 +110,7 @@ def api_server(layout: Layout) -> list[str]:
         "--tls-cert-file", own, "--tls-private-key-file", own,
         "--kubelet-client-certificate", own, "--kubelet-client-key", own,
         "--kubelet-certificate-authority", str(layout.authority),
+        "--kubelet-preferred-address-types", "InternalIP",
         "--token-auth-file", str(layout.tokens), "--anonymous-auth=false",
         "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
         "--service-account-issuer", layout.api_url, "--service-account-key-file", accounts,
