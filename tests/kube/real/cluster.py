@@ -199,6 +199,16 @@ class Cluster:
         chosen = ["-c", container] if container else []
         return self.kubectl("logs", pod, "-n", namespace, *chosen)
 
+    def report(self, namespace: str) -> str:
+        """Returns the pods, the events and the last lines of the logs of a namespace."""
+        commands = [["get", "pods", "-o", "wide"], ["get", "events"]]
+        for pod in self.get("pods", "-n", namespace)["items"]:
+            name = pod["metadata"]["name"]
+            commands.append(["logs", name, "--all-containers", "--prefix", f"--tail={LOG_LINES}"])
+        return "\n".join(
+            self._output("kubectl", *command, "-n", namespace, check=False) for command in commands
+        )
+
     # ---- containers ------------------------------------------------------------------------------
 
     def pods(self, selector: str, *, namespace: str) -> list[str]:

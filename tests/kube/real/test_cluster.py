@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.kube.real.cluster import Cluster, ClusterFailed
+from tests.kube.real import configuration
+from tests.kube.real.cluster import START_S, Cluster, ClusterFailed
+from tests.kube.real.leftovers import nothing_left
 from tests.kube.real.manifests import TRAINER_USER, namespace, restricted_pod
 from tests.kube.real.programs import VERSION
 from tests.services.processes import is_running, wait_until
@@ -28,7 +31,7 @@ def space(cluster: Cluster) -> Iterator[str]:
 def test_the_node_is_ready_within_a_minute(cluster: Cluster, start_s: float) -> None:
     (node,) = cluster.get("nodes")["items"]
     assert node["status"]["nodeInfo"]["kubeletVersion"] == f"v{VERSION}"
-    assert start_s <= 60.0
+    assert start_s <= START_S
 
 
 def test_a_restricted_pod_runs_as_a_user_and_prints(cluster: Cluster, space: str) -> None:
@@ -60,6 +63,16 @@ def test_a_container_is_killed_by_its_pid(cluster: Cluster, space: str) -> None:
 def test_requests_without_a_token_are_refused(cluster: Cluster) -> None:
     with pytest.raises(ClusterFailed, match=r"Unauthorized|logged in"):
         cluster.kubectl("--token=none", "--kubeconfig=/dev/null", *_server(cluster), "get", "nodes")
+
+
+def test_a_failed_start_shows_its_logs_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(configuration, "etcd", lambda layout: ["sh", "-c", "echo broken; exit 3"])
+    with nothing_left(), pytest.raises(ClusterFailed, match="etcd ended with 3"):
+        Cluster(tmp_path / "c").__enter__()
+    assert "---- etcd (ended)\nbroken" in capsys.readouterr().out
+    assert not (tmp_path / "c").exists()
 
 
 def _server(cluster: Cluster) -> list[str]:

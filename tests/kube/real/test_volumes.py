@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,14 @@ import pytest
 from tests.kube.real import reader
 from tests.kube.real.cluster import Cluster
 from tests.kube.real.manifests import (
-    DRIVER, SYSTEM, Installation, host_claim, namespace, trainer,
+    DRIVER,
+    SYSTEM,
+    Installation,
+    host_claim,
+    namespace,
+    trainer,
 )  # fmt: skip
-from tests.services.commands import CACHEFS, run_program
+from tests.services.commands import CACHEFS
 from tests.services.environment import environment_of
 from tests.services.processes import wait_until
 from tests.services.s3_server import free_port
@@ -38,12 +44,11 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
         source = root / "source"
         reader.write(source)
         made = Installation(cluster.kubelet_directory, root / "state", source, free_port())
-        made.make_directories()
-        cluster.apply(*made.manifests())
-        for what in ("deployment/master", "daemonset/worker", "daemonset/holder", "daemonset/node"):
-            cluster.wait_for_roll_out(what, namespace=SYSTEM, limit_s=INSTALL_S)
-        _run_cachefs(root, "ufs", "add", f"file://{source}", "/data", "--master", made.master)
-        wait_until(lambda: _is_registered(cluster), "the kubelet knows the driver", INSTALL_S)
+        try:
+            _install(cluster, made, root)
+        except BaseException:
+            print(cluster.report(SYSTEM))
+            raise
         yield made
         cluster.kubectl("delete", "namespace", SYSTEM, limit_s=60.0)
 
@@ -56,9 +61,27 @@ def space(cluster: Cluster, installation: Installation) -> Iterator[str]:
     cluster.kubectl("delete", "namespace", SPACE, limit_s=60.0)
 
 
-def _run_cachefs(home: Path, *arguments: str) -> None:
-    done = run_program([CACHEFS], [*arguments], environment_of(home), INSTALL_S)
-    assert done.returncode == 0, done.stderr
+def _install(cluster: Cluster, made: Installation, home: Path) -> None:
+    """Creates our pods, and returns when the kubelet can publish volumes."""
+    made.make_directories()
+    cluster.apply(*made.manifests())
+    for what in ("deployment/master", "daemonset/worker", "daemonset/node"):
+        cluster.wait_for_roll_out(what, namespace=SYSTEM, limit_s=INSTALL_S)
+    is_held = "jsonpath={.status.numberReady}=1"
+    cluster.wait("daemonset/holder", is_held, namespace=SYSTEM, limit_s=INSTALL_S)
+    add = ["ufs", "add", f"file://{made.source}", "/data", "--master", made.master]
+    wait_until(lambda: _runs(home, *add), "the master has the source", INSTALL_S)
+    wait_until(lambda: _is_registered(cluster), "the kubelet knows the driver", INSTALL_S)
+
+
+def _runs(home: Path, *arguments: str) -> bool:
+    """Runs a command line of `cachefs`; prints the errors of one that fails."""
+    command = [str(CACHEFS), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment_of(home), timeout=INSTALL_S
+    )
+    print(done.stderr, end="")
+    return done.returncode == 0
 
 
 def _is_registered(cluster: Cluster) -> bool:
