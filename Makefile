@@ -4,7 +4,7 @@ UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --pyth
 	--generate-hashes --no-annotate --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage check lint format unit bench requirements venv versitygw clean
+.PHONY: help demo test kube coverage check lint format unit bench requirements venv versitygw clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -18,6 +18,11 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/versitygw
 	@scripts/csi-sanity >/dev/null
 	@$(PY) scripts/check.py all
+
+kube: ## the tests on a real Kubernetes node, built once per user (needs root and /dev/fuse)
+	@scripts/bootstrap dev --fuse "make kube"
+	@scripts/kube-tools
+	@$(PY) -m tests.kube.real
 
 coverage: ## as `make test`, and measures the coverage of the tests' own processes
 	@scripts/bootstrap dev --fuse "make coverage"

@@ -1,0 +1,40 @@
+"""`make kube`: runs the tests of this folder in namespaces of their own, and then checks that
+nothing of them is left outside. Arguments go to pytest.
+
+The outer process starts the first process of the namespaces (`--first`), which prepares them and
+starts pytest. Ctrl-C is for pytest, which ends the cluster; both others wait for it.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.kube.real import leftovers, namespaces
+
+FOLDER: Final = Path(__file__).parent
+MODULE: Final = "tests.kube.real"
+FIRST: Final = "--first"
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status of pytest, or 1 if something is left."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    if arguments[:1] == [FIRST]:
+        namespaces.prepare()
+        return namespaces.run_first([sys.executable, "-m", "pytest", str(FOLDER), *arguments[1:]])
+    before = leftovers.outside()
+    inside = [sys.executable, "-m", MODULE, FIRST, *arguments]
+    status = subprocess.run(namespaces.entered(*inside)).returncode
+    left = leftovers.outside() - before
+    for one in sorted(left):
+        print(f"left behind: {one}", file=sys.stderr)
+    leftovers.remove(left)
+    return status or bool(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What a cluster that has ended may not leave: processes, mounts, control groups, files."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.kube.real.cgroups import PREFIX, all_groups, remove_group
+from tests.services.processes import families
+
+
+def files() -> list[Path]:
+    """Returns the directories of clusters. They have the prefix of the control groups."""
+    return [*Path(tempfile.gettempdir()).glob(f"{PREFIX}*")]
+
+
+def outside() -> set[str]:
+    """Returns what is left outside of the namespaces of tests."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounts = {line for line in lines if PREFIX in line}
+    return {*map(str, files()), *map(str, all_groups()), *mounts}
+
+
+def remove(left: set[str]) -> None:
+    """Removes groups and files of tests that were killed, all processes of which have ended."""
+    for group in all_groups():
+        if str(group) in left:
+            with contextlib.suppress(OSError):
+                remove_group(group)
+    for path in files():
+        if str(path) in left:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Raises AssertionError if something is there at the end that was not at the start. For the
+    inside of the namespaces, where the first process is an ancestor of all."""
+    before = _state()
+    yield
+    after = _state()
+    left = {name: after[name] - before[name] for name in before}
+    assert not any(left.values()), left
+
+
+def _state() -> dict[str, set[str]]:
+    return {
+        "processes": {*map(str, families([1]))},
+        "mounts": {*Path("/proc/self/mountinfo").read_text().splitlines()},
+        "control groups": {*map(str, all_groups())},
+        "files": {*map(str, files())},
+    }

@@ -1,0 +1,116 @@
+"""Our driver on the real node: pods of any user in a restricted namespace read right bytes, while
+containers of ours are killed and replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kube.real import reader
+from tests.kube.real.cluster import Cluster
+from tests.kube.real.manifests import (
+    DRIVER,
+    SYSTEM,
+    Installation,
+    host_claim,
+    namespace,
+    trainer,
+)  # fmt: skip
+from tests.services.commands import CACHEFS
+from tests.services.environment import environment_of
+from tests.services.processes import wait_until
+from tests.services.s3_server import free_port
+
+SPACE = "ml"
+SECONDS = 20.0
+INSTALL_S = 60.0
+LONGEST_OPEN_S = 10.0  # while others want the two CPUs; the bench has the bars
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster) -> Iterator[Installation]:
+    """Our pods, and a path of the cluster with the reader's files."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        root.chmod(0o755)  # the master and the worker have another user
+        source = root / "source"
+        reader.write(source)
+        made = Installation(cluster.kubelet_directory, root / "state", source, free_port())
+        try:
+            _install(cluster, made, root)
+        except BaseException:
+            print(cluster.report(SYSTEM))
+            raise
+        yield made
+        cluster.kubectl("delete", "namespace", SYSTEM, limit_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster, installation: Installation) -> Iterator[str]:
+    cluster.apply(namespace(SPACE, "restricted"), *host_claim(SPACE))
+    cluster.wait("serviceaccount/default", "create", namespace=SPACE)
+    yield SPACE
+    cluster.kubectl("delete", "namespace", SPACE, limit_s=60.0)
+
+
+def _install(cluster: Cluster, made: Installation, home: Path) -> None:
+    """Creates our pods, and returns when the kubelet can publish volumes."""
+    made.make_directories()
+    cluster.apply(*made.manifests())
+    for what in ("deployment/master", "daemonset/worker", "daemonset/node"):
+        cluster.wait_for_roll_out(what, namespace=SYSTEM, limit_s=INSTALL_S)
+    is_held = "jsonpath={.status.numberReady}=1"
+    cluster.wait("daemonset/holder", is_held, namespace=SYSTEM, limit_s=INSTALL_S)
+    add = ["ufs", "add", f"file://{made.source}", "/data", "--master", made.master]
+    wait_until(lambda: _runs(home, *add), "the master has the source", INSTALL_S)
+    wait_until(lambda: _is_registered(cluster), "the kubelet knows the driver", INSTALL_S)
+
+
+def _runs(home: Path, *arguments: str) -> bool:
+    """Runs a command line of `cachefs`; prints the errors of one that fails."""
+    command = [str(CACHEFS), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment_of(home), timeout=INSTALL_S
+    )
+    print(done.stderr, end="")
+    return done.returncode == 0
+
+
+def _is_registered(cluster: Cluster) -> bool:
+    found = cluster.get("csinodes")["items"]
+    return any(
+        driver["name"] == DRIVER for node in found for driver in node["spec"].get("drivers") or []
+    )
+
+
+def results_of(cluster: Cluster, pod: str) -> dict[str, Any]:
+    """Waits for the end of a reader, and returns what it saw."""
+    cluster.wait(f"pod/{pod}", "jsonpath={.status.phase}=Succeeded", namespace=SPACE)
+    found: dict[str, Any] = json.loads(cluster.logs(pod, namespace=SPACE))
+    print(pod, found)
+    return found
+
+
+def test_trainers_read_right_bytes_while_the_fuse_container_is_killed(
+    cluster: Cluster, space: str
+) -> None:
+    names = ["reader-0", "reader-1"]
+    cluster.apply(*(trainer(name, space, "/data", SECONDS) for name in names))
+    for name in names:
+        cluster.wait(f"pod/{name}", "condition=Ready", namespace=space)
+    (node,) = cluster.pods("app=node", namespace=SYSTEM)
+    os.kill(cluster.pid(node, "fuse", namespace=SYSTEM), signal.SIGKILL)
+    for name in names:
+        results = results_of(cluster, name)
+        assert results["files"] > 0
+        assert results["parts"] > 0
+        assert (results["errors"], results["wrong"]) == (0, 0), results
+        assert results["longest_open_s"] < LONGEST_OPEN_S
