@@ -19,6 +19,7 @@ from bench.machine import describe
 from tests.integration.dataset import body
 from tests.services.cluster import Cluster
 from tests.services.mount_readers import MountReaders
+from tests.services.namespaces import with_mount
 from tests.services.pods import AgentPod, PodNode
 from tests.services.processes import wait_until
 
@@ -28,10 +29,7 @@ FILES: Final = 300
 KINDS: Final = ("keep", "open", "stat")
 AWAY_S: Final = 20.0  # no plugin at all
 LIMIT_S: Final = 60.0
-TRAINER: Final = (
-    *("unshare", "--mount", "--propagation", "private"),
-    *("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs"),
-)
+TRAINER: Final = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs")
 
 
 class Bench:
@@ -54,7 +52,8 @@ class Bench:
         """Returns the longest rounds of readers under `TURNS` events, in seconds by kind."""
         self._count += 1
         stop = self.node.root / f"stop{self._count}"
-        readers = MountReaders(self.path, self.source, stop, TRAINER)
+        prefix = with_mount(self.path, *TRAINER)
+        readers = MountReaders(self.path, self.source, stop, prefix)
         try:
             readers.start(random.Random(SEED), KINDS)
             for _ in range(TURNS):

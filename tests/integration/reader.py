@@ -2,7 +2,7 @@
 
 `python reader.py KIND MOUNTPOINT SOURCE STOP SEED`, where KIND is `open` (open, read, close of
 random files), `hold` (random ranges of files that stay open; now and then another one is opened),
-`keep` (random ranges of files that the first round opens and reads whole), `map` (random ranges of
+`keep` (random ranges of files that the first round reads and then opens), `map` (random ranges of
 files that stay mapped), `walk` (`find` over everything) or `stat`. It prints `reading` after its
 first round and, at the end, one JSON document: how many rounds were right, and what went wrong. The
 longest round says how long a caller was held up. After a round the reader rests as long as the
@@ -56,9 +56,9 @@ class Reader:
     def keep(self) -> None:
         if not self.kept:
             for name in self.random.sample(self.full, min(HELD, len(self.full))):
-                self.kept[name] = fd = os.open(f"{self.mountpoint}/{name}", os.O_RDONLY)
-                while os.read(fd, 1 << 20):
-                    pass
+                with open(f"{self.mountpoint}/{name}", "rb", buffering=0) as file:
+                    file.readall()  # complete from now on, and then opened as such
+                self.kept[name] = os.open(f"{self.mountpoint}/{name}", os.O_RDONLY)
         name, fd = self.random.choice(list(self.kept.items()))
         offset, size = self.random.randrange(self.sizes[name]), MAX_RANGE_BYTES
         if os.pread(fd, size, offset) != os.pread(self.originals[name], size, offset):

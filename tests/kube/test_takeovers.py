@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,16 +22,14 @@ from tests.integration.conftest import is_mounted
 from tests.integration.dataset import body
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.mount_readers import MountReaders
+from tests.services.namespaces import with_mount
 from tests.services.pods import PodNode
 from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
 SEED = random.SystemRandom().getrandbits(32)
 # A pod's process: an ordinary user, whose mounts do not follow those of the node.
-TRAINER = (
-    *("unshare", "--mount", "--propagation", "private"),
-    *("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs"),
-)
+TRAINER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs")
 KINDS = ("open", "hold", "keep", "map", "stat")
 KEPT_S = (
     2.0  # a file that is open and complete, while others want the two CPUs; the bench has the bars
@@ -46,8 +45,17 @@ def rng() -> random.Random:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    root = tmp_path / "source"
+def open_path() -> Iterator[Path]:
+    """A directory that a trainer, who is another user, reaches: pytest's own ones are private."""
+    with tempfile.TemporaryDirectory(prefix="pods") as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture
+def source(open_path: Path) -> Path:
+    root = open_path / "source"
     for number in range(60):
         path = root / f"small{number % 6}" / f"f{number:04d}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,10 +65,10 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, source: Path) -> Iterator[Cluster]:
-    socket = tmp_path / "run" / "worker.sock"
+def cluster(open_path: Path, source: Path) -> Iterator[Cluster]:
+    socket = open_path / "run" / "worker.sock"
     socket.parent.mkdir()
-    with Cluster(tmp_path / "cluster", {}) as made:
+    with Cluster(open_path / "cluster", {}) as made:
         made.start(1, "--socket", str(socket))
         made.add_ufs(f"file://{source}", "/data")
         yield made
@@ -74,7 +82,9 @@ class Node(PodNode):
         super().__init__(root, root.parent / "run" / "worker.sock", *options)
         self.source = cluster.path("/data")
         self.path, self.key = self.mount(self.source, "mnt")
-        self.readers = MountReaders(self.path, source, root / "stop", TRAINER)
+        self.readers = MountReaders(
+            self.path, source, root / "stop", with_mount(self.path, *TRAINER)
+        )
 
     def __exit__(self, *exc: object) -> None:
         self.readers.clean_up()
@@ -93,18 +103,9 @@ class Node(PodNode):
         assert max(longest_s.values()) < OPEN_S
 
 
-def _let_others_in(path: Path) -> None:
-    """Lets a trainer, who is another user, reach a path."""
-    for folder in (path, *path.parents):
-        mode = folder.stat().st_mode
-        if not mode & 0o001:
-            folder.chmod(mode | 0o011)
-
-
 @pytest.fixture
-def node(tmp_path: Path, cluster: Cluster, source: Path) -> Iterator[Node]:
-    _let_others_in(source)
-    with Node(tmp_path / "node", cluster, source) as made:
+def node(open_path: Path, cluster: Cluster, source: Path) -> Iterator[Node]:
+    with Node(open_path / "node", cluster, source) as made:
         yield made
 
 
@@ -271,10 +272,10 @@ def test_an_unmounted_mount_leaves_nothing(node: Node) -> None:
 
 
 def test_a_mount_that_nothing_can_serve_ends_with_an_error(
-    tmp_path: Path, cluster: Cluster, source: Path
+    open_path: Path, cluster: Cluster, source: Path
 ) -> None:
     options = ("--give-up-after", "3s", "--worker-wait", "60s")
-    with Node(tmp_path / "node", cluster, source, *options) as node:
+    with Node(open_path / "node", cluster, source, *options) as node:
         cluster.workers[0].stop()
         node.agent("pod")
         with pytest.raises(OSError) as caught:
@@ -284,10 +285,9 @@ def test_a_mount_that_nothing_can_serve_ends_with_an_error(
 
 
 def test_a_client_over_its_budget_is_replaced_under_readers(
-    tmp_path: Path, cluster: Cluster, source: Path, rng: random.Random
+    open_path: Path, cluster: Cluster, source: Path, rng: random.Random
 ) -> None:
-    _let_others_in(source)
-    with Node(tmp_path / "node", cluster, source, "--client-memory", "1MiB") as node:
+    with Node(open_path / "node", cluster, source, "--client-memory", "1MiB") as node:
         agent = node.agent("pod")
         agent.wait_until_ready()
         (first,) = agent.processes("cachefs.fuse.client")
@@ -314,10 +314,10 @@ def test_the_container_needs_one_capability(node: Node) -> None:
 
 
 def test_a_mount_of_one_worker_waits_for_it_and_starts_none(
-    tmp_path: Path, cluster: Cluster
+    open_path: Path, cluster: Cluster
 ) -> None:
     (worker,) = cluster.workers
-    options = ("--worker-socket", str(tmp_path / "run" / "worker.sock"), "--worker-wait", "3s")
+    options = ("--worker-socket", str(open_path / "run" / "worker.sock"), "--worker-wait", "3s")
     path = worker.mount(cluster.path("/data"), *options)
     assert (path / "big").stat().st_size == 20 * MIB
     worker.stop()
@@ -333,17 +333,17 @@ def test_a_mount_of_one_worker_waits_for_it_and_starts_none(
     worker.umount(path)
 
 
-def test_a_worker_s_socket_is_for_mounts_of_clusters(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_worker_s_socket_is_for_mounts_of_clusters(open_path: Path, cluster: Cluster) -> None:
     (worker,) = cluster.workers
     with pytest.raises(ClusterFailed, match="only a mount of a cluster uses a worker"):
-        worker.mount(f"file://{tmp_path}", "--worker-socket", str(tmp_path / "w.sock"))
+        worker.mount(f"file://{open_path}", "--worker-socket", str(open_path / "w.sock"))
 
 
 def test_its_log_and_its_metrics_are_for_machines(
-    tmp_path: Path, cluster: Cluster, source: Path
+    open_path: Path, cluster: Cluster, source: Path
 ) -> None:
-    options = ("--log-format", "json", "--metrics", f"unix:{tmp_path}/metrics.sock")
-    with Node(tmp_path / "node", cluster, source, *options) as node:
+    options = ("--log-format", "json", "--metrics", f"unix:{open_path}/metrics.sock")
+    with Node(open_path / "node", cluster, source, *options) as node:
         agent = node.agent("pod")
         agent.wait_until_ready()
         lines = [json.loads(line) for line in agent.log.splitlines()]
@@ -352,7 +352,7 @@ def test_its_log_and_its_metrics_are_for_machines(
         }
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(OPEN_S)
-            sock.connect(f"{tmp_path}/metrics.sock")
+            sock.connect(f"{open_path}/metrics.sock")
             sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             with sock.makefile("rb") as reply:
                 assert b"cachefs_agent_mounts 1.0" in reply.read()

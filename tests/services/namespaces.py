@@ -28,6 +28,16 @@ def with_mount(where: Path, *command: str) -> list[str]:
     ]  # fmt: skip
 
 
+def container(*command: str) -> list[str]:
+    """Returns what runs the command as the first process of a pid namespace, with a mount namespace
+    of its own in which no file system of FUSE is mounted. The end of the process that is started
+    ends everything in it."""
+    return [
+        "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
+        "sh", "-c", _KEPT_ALONE, "/none", *command,
+    ]  # fmt: skip
+
+
 def with_fuse_device(device: Path, *command: str) -> list[str]:
     """Returns what runs the command in a mount namespace of its own, where `device` stands at
     /dev/fuse and no file system of FUSE is mounted."""

@@ -19,6 +19,7 @@ from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import wire
 from tests.services.commands import CACHEFS
 from tests.services.environment import environment_of
+from tests.services.namespaces import container
 from tests.services.processes import children, is_running, wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -27,6 +28,7 @@ START_HOLDER: Final = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cachefs.holder.__main__ import main; main()"
 )
 END_S: Final = 20.0
+LOG_SHOWN: Final = 4000  # characters of each agent, for a test that fails
 
 
 class HolderProcess:
@@ -62,14 +64,12 @@ class AgentPod:
         self.ready = self.home / "ready"
         self.ready.unlink(missing_ok=True)  # a container starts with the files of its image
         self.log_path = self.home / "log"
-        command = [
-            *("unshare", "--pid", "--fork", "--kill-child", "--propagation", "slave"),
-            "--mount-proc",
+        command = container(
             *("setpriv", "--bounding-set=-all,+sys_admin", "--no-new-privs"),
             *(str(CACHEFS), "fuse-agent"),
             *("--holder", node.holder.path, "--worker-socket", str(node.worker_socket)),
             *("--name", name, "--ready-file", str(self.ready), *node.agent_options),
-        ]
+        )
         with open(self.log_path, "ab") as log:
             self.popen = subprocess.Popen(
                 command, stderr=log, env=environment_of(self.home), start_new_session=True
@@ -128,9 +128,6 @@ class PodNode:
 
     def __init__(self, root: Path, worker_socket: Path, *agent_options: str) -> None:
         self.root = root
-        # Unmounts here are seen in the namespaces of containers, which keep no mount alive.
-        subprocess.run(["mount", "--bind", root, root], check=True, timeout=END_S)
-        subprocess.run(["mount", "--make-shared", root], check=True, timeout=END_S)
         self.worker_socket = worker_socket
         self.agent_options = agent_options
         self.holder = HolderProcess(root / "holder")
@@ -146,8 +143,8 @@ class PodNode:
                 subprocess.run(["umount", "-l", str(mountpoint)], check=False, timeout=END_S)
         for agent in self.agents:
             agent.kill()
+            print(f"--- log of {agent.name}\n{agent.log[-LOG_SHOWN:]}")
         self.holder.kill()
-        subprocess.run(["umount", "-l", str(self.root)], check=False, timeout=END_S)
 
     def restart_holder(self) -> None:
         self.holder.kill()
