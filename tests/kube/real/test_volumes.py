@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,8 @@ from tests.services.environment import environment_of
 from tests.services.processes import wait_until
 from tests.services.s3_server import free_port
 
+pytestmark = pytest.mark.timeout(300)
+
 SPACE = "ml"
 SECONDS = 20.0
 INSTALL_S = 60.0
@@ -36,29 +36,26 @@ LONGEST_OPEN_S = 10.0  # while others want the two CPUs; the bench has the bars
 
 
 @pytest.fixture(scope="module")
-def installation(cluster: Cluster) -> Iterator[Installation]:
+def installation(cluster: Cluster) -> Installation:
     """Our pods, and a path of the cluster with the reader's files."""
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        root.chmod(0o755)  # the master and the worker have another user
-        source = root / "source"
-        reader.write(source)
-        made = Installation(cluster.kubelet_directory, root / "state", source, free_port())
-        try:
-            _install(cluster, made, root)
-        except BaseException:
-            print(cluster.report(SYSTEM))
-            raise
-        yield made
-        cluster.kubectl("delete", "namespace", SYSTEM, limit_s=60.0)
+    root = cluster.layout.directory / "cachefs"
+    source = root / "source"
+    reader.write(source)
+    made = Installation(cluster.kubelet_directory, root / "state", source, free_port())
+    try:
+        _install(cluster, made, root)
+    except BaseException:
+        print(cluster.report(SYSTEM))
+        raise
+    return made
 
 
 @pytest.fixture(scope="module")
-def space(cluster: Cluster, installation: Installation) -> Iterator[str]:
+def space(cluster: Cluster, installation: Installation) -> str:
+    """A namespace that enforces restricted pod security, with a claim of the node's files."""
     cluster.apply(namespace(SPACE, "restricted"), *host_claim(SPACE))
     cluster.wait("serviceaccount/default", "create", namespace=SPACE)
-    yield SPACE
-    cluster.kubectl("delete", "namespace", SPACE, limit_s=60.0)
+    return SPACE
 
 
 def _install(cluster: Cluster, made: Installation, home: Path) -> None:
