@@ -26,7 +26,7 @@ from tests.kube.real import configuration, programs
 from tests.kube.real.cgroups import PREFIX, ControlGroup
 from tests.kube.real.configuration import NODE, Layout
 from tests.kube.real.image import write_image
-from tests.kube.real.namespaces import INSIDE, NODE_ADDRESS, machine_settings_kept, run_command
+from tests.kube.real.namespaces import INSIDE, NODE_ADDRESS, run_command
 from tests.kube.real.part import Part
 from tests.services.authority import Authority
 from tests.services.processes import wait_until
@@ -86,7 +86,6 @@ class Cluster:
         self._undo.callback(self._unmount, _mounts())
         self._group.make()
         self._undo.callback(self._group.remove)
-        self._undo.enter_context(machine_settings_kept())
         layout.kubelet.mkdir()
         # Mounts that a driver makes in its container are seen here and by other containers.
         run_command("mount", "--bind", str(layout.kubelet), str(layout.kubelet))
