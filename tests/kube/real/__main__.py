@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
         return namespaces.run_first([sys.executable, "-m", "pytest", str(FOLDER), *arguments[1:]])
     before = leftovers.outside()
     inside = [sys.executable, "-m", MODULE, FIRST, *arguments]
-    status = subprocess.run(namespaces.entered(*inside)).returncode
+    with namespaces.machine_settings_kept():
+        status = subprocess.run(namespaces.entered(*inside)).returncode
     left = leftovers.outside() - before
     for one in sorted(left):
         print(f"left behind: {one}", file=sys.stderr)

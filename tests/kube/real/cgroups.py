@@ -68,13 +68,13 @@ class ControlGroup:
         def are_removed() -> bool:
             for group in self.places:
                 with contextlib.suppress(OSError):  # an ended process may still be counted
-                    remove_group(group)
+                    _remove(group)
             return not any(group.exists() for group in self.places)
 
         wait_until(are_removed, f"the control groups of {self.name} are removed", END_S)
 
 
-def remove_group(group: Path) -> None:
+def _remove(group: Path) -> None:
     """Removes a group and those below it. Raises OSError if one has a process."""
     for path in (*reversed(_below(group)), group):
         path.rmdir()

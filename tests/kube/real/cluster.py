@@ -5,8 +5,9 @@ of a test, on loopback and below one directory.
         cluster.apply(pod)
         cluster.wait("pod/one", "condition=Ready", namespace="ml")
 
-It runs in the namespaces of `namespaces.py`. At its end every process that it started is ended, by
-its pid, and its mounts, control groups and files are removed.
+It runs in the namespaces of `namespaces.py`. At its end every process that it started, those of
+containers too, is ended by SIGKILL to its pid, and its mounts, control groups and files are
+removed. Tests need not delete what they created.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from tests.kube.real import configuration, programs
 from tests.kube.real.cgroups import PREFIX, ControlGroup
 from tests.kube.real.configuration import NODE, Layout
 from tests.kube.real.image import write_image
-from tests.kube.real.namespaces import INSIDE, NODE_ADDRESS, machine_settings_kept, run_command
+from tests.kube.real.namespaces import INSIDE, NODE_ADDRESS, run_command
 from tests.kube.real.part import Part
 from tests.services.authority import Authority
 from tests.services.processes import wait_until
 from tests.services.s3_server import free_port
 
 START_S: Final = 60.0
-END_S: Final = 15.0
 COMMAND_LIMIT_S: Final = 30.0
 CONTAINER_NAMESPACE: Final = "k8s.io"
 LOG_LINES: Final = 15
@@ -86,7 +86,6 @@ class Cluster:
         self._undo.callback(self._unmount, _mounts())
         self._group.make()
         self._undo.callback(self._group.remove)
-        self._undo.enter_context(machine_settings_kept())
         layout.kubelet.mkdir()
         # Mounts that a driver makes in its container are seen here and by other containers.
         run_command("mount", "--bind", str(layout.kubelet), str(layout.kubelet))
@@ -131,7 +130,7 @@ class Cluster:
     def _start_part(self, name: str, command: list[str]) -> None:
         log = self.layout.directory / f"{name}.log"
         self._parts.append(Part(name, command, log, self._environment(), self._group))
-        self._undo.callback(self._parts[-1].stop)
+        self._undo.callback(self._parts[-1].kill)
 
     def _until(self, holds: Callable[[], object], what: str) -> None:
         def is_so() -> bool:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.kube.real.cgroups import PREFIX, all_groups, remove_group
+from tests.kube.real.cgroups import PREFIX, ControlGroup, all_groups
 from tests.services.processes import families
 
 
@@ -25,11 +25,10 @@ def outside() -> set[str]:
 
 
 def remove(left: set[str]) -> None:
-    """Removes groups and files of tests that were killed, all processes of which have ended."""
-    for group in all_groups():
-        if str(group) in left:
-            with contextlib.suppress(OSError):
-                remove_group(group)
+    """Removes groups and files of tests that were killed, all processes of which end. Raises
+    NotInTime if one does not."""
+    for name in {group.name for group in all_groups() if str(group) in left}:
+        ControlGroup(name).remove()
     for path in files():
         if str(path) in left:
             shutil.rmtree(path, ignore_errors=True)

@@ -9,14 +9,14 @@ from typing import Final
 
 from tests.kube.real.cgroups import ControlGroup
 
-STOP_S: Final = 10.0
+END_S: Final = 10.0
 _IN_GROUPS: Final = (
     'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs"; shift; done; shift; exec nice "$@"'
 )
 
 
 class Part:
-    """A process that runs from the object's creation to `stop`."""
+    """A process that runs from the object's creation to `kill`."""
 
     def __init__(
         self, name: str, command: list[str], log: Path, environment: dict[str, str],
@@ -35,14 +35,10 @@ class Part:
     def is_running(self) -> bool:
         return self.popen.poll() is None
 
-    def stop(self) -> None:
-        """Ends the process, by SIGKILL if it does not end in time."""
-        self.popen.terminate()
-        try:
-            self.popen.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait(STOP_S)
+    def kill(self) -> None:
+        """Ends the process by SIGKILL: a cluster keeps nothing."""
+        self.popen.kill()
+        self.popen.wait(END_S)
 
     def tail(self, lines: int) -> str:
         """Returns the last lines of the log."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,11 @@ SPACE = "restricted"
 
 
 @pytest.fixture(scope="module")
-def space(cluster: Cluster) -> Iterator[str]:
+def space(cluster: Cluster) -> str:
     """A namespace that enforces restricted pod security."""
     cluster.apply(namespace(SPACE, "restricted"))
     cluster.wait("serviceaccount/default", "create", namespace=SPACE)
-    yield SPACE
-    cluster.kubectl("delete", "namespace", SPACE, limit_s=60.0)
+    return SPACE
 
 
 def test_the_node_is_ready_within_a_minute(cluster: Cluster, start_s: float) -> None:
