@@ -84,8 +84,8 @@ class Cluster:
         layout.directory.mkdir()
         self._undo.callback(shutil.rmtree, layout.directory)
         self._undo.callback(self._unmount, _mounts())
-        self._group.make()
         self._undo.callback(self._group.remove)
+        self._group.make()
         layout.kubelet.mkdir()
         # Mounts that a driver makes in its container are seen here and by other containers.
         run_command("mount", "--bind", str(layout.kubelet), str(layout.kubelet))
@@ -150,10 +150,16 @@ class Cluster:
         self._undo.close()
 
     def _unmount(self, before: list[str]) -> None:
-        """Unmounts the kubelet's directory, and what containers and the parts left mounted."""
-        for place in reversed(_mounts()):
-            if place not in before:
-                run_command("umount", "--lazy", place)
+        """Unmounts the kubelet's directory, and what containers and the parts left mounted. Raises
+        NotInTime if something stays."""
+
+        def is_unmounted() -> bool:
+            for place in reversed(_mounts()):
+                if place not in before:  # an unmount of another may have unmounted it
+                    self._succeeds("umount", "--lazy", place)
+            return not {*_mounts()} - {*before}
+
+        wait_until(is_unmounted, "what the cluster mounted is unmounted", COMMAND_LIMIT_S)
 
     def last_lines(self) -> str:
         """Returns the last lines of the log of each part."""
@@ -272,7 +278,7 @@ class Cluster:
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         done = subprocess.run(
-            ["nice", *command], input=input, capture_output=True, text=True, timeout=limit_s,
+            command, input=input, capture_output=True, text=True, timeout=limit_s,
             env=self._environment(),
         )  # fmt: skip
         if check and done.returncode:

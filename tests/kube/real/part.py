@@ -11,7 +11,7 @@ from tests.kube.real.cgroups import ControlGroup
 
 END_S: Final = 10.0
 _IN_GROUPS: Final = (
-    'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs"; shift; done; shift; exec nice "$@"'
+    'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs"; shift; done; shift; exec "$@"'
 )
 
 
