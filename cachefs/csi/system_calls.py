@@ -4,18 +4,16 @@ except where the kernel has defects: callers use `cachefs.csi.deadlines`."""
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Iterable
 from typing import Final
 
 from cachefs.core.errors import CannotMount
 from cachefs.csi.mountinfo import Mounts
-from cachefs.fuse import mount_flags
+from cachefs.fuse import mount_flags, mounting
 
 MAX_LAYERS: Final = 64  # mounts at one target
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND = 1, 2, 4, 32, 4096
-_DETACH, _NOFOLLOW = 2, 8
 _OF_MOUNT: Final = ("noexec", "noatime", "nodiratime", "relatime", "strictatime")
 
 
@@ -34,11 +32,7 @@ def bind_read_only(source: str, target: str, options: Iterable[str]) -> None:
 def detach(place: str) -> None:
     """Unmounts lazily what is mounted at this place; whoever has it open keeps it. Does nothing if
     nothing is. Raises CannotMount."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(place), _DETACH | _NOFOLLOW):
-        number = ctypes.get_errno()
-        if number not in (errno.EINVAL, errno.ENOENT):
-            raise CannotMount(f"cannot unmount: {os.strerror(number)}", path=place)
+    mounting.umount2(place, mounting.MNT_DETACH | mounting.UMOUNT_NOFOLLOW)
 
 
 def detach_all(place: str) -> None:

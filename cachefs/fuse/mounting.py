@@ -30,7 +30,8 @@ READ_AHEAD_KIB: Final = 1024  # the kernel's default of 128 KiB halves sequentia
 MAX_BACKGROUND: Final = MAX_IN_FLIGHT - 256
 CONGESTED: Final = 256  # of these; above it the kernel skips asynchronous read-ahead
 FUSERMOUNT_S: Final = 10.0
-_MNT_DETACH: Final = 2
+MNT_DETACH: Final = 2
+UMOUNT_NOFOLLOW: Final = 8
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the numbers of these system calls
 _FSCONFIG_CMD_CREATE: Final = 6
 _CLOEXEC: Final = 1  # of fsopen and of fsmount
@@ -156,7 +157,7 @@ def unmount(mountpoint: str, device: str) -> bool:
 
 def _detach(mountpoint: str, *, lazy: bool) -> None:
     if os.geteuid() == 0:
-        return _umount2(mountpoint, _MNT_DETACH if lazy else 0)
+        return umount2(mountpoint, MNT_DETACH if lazy else 0)
     tool = shutil.which("fusermount3")
     if tool is None:
         raise CannotMount("fusermount3 is not installed", remedy="install the package fuse3")
@@ -166,7 +167,9 @@ def _detach(mountpoint: str, *, lazy: bool) -> None:
         raise InUse("the mount is busy", path=mountpoint)
 
 
-def _umount2(mountpoint: str, flags: int) -> None:
+def umount2(mountpoint: str, flags: int) -> None:
+    """Unmounts with flags of umount2(2). Does nothing if nothing is mounted there. Raises InUse,
+    CannotMount."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(mountpoint), flags) == 0:
         return

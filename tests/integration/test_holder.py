@@ -15,30 +15,15 @@ import pytest
 
 from cachefs.holder.holdings import MAX_ENTRIES
 from cachefs.holder.protocol import MAX_BYTES, SOCKET_NAME, Datagram, receive, send
+from tests.services.pods import HolderProcess
 
-ROOT = Path(__file__).parents[2]
-# `python -I -m cachefs.holder`, without the import hook of an editable installation.
-START = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from cachefs.holder.__main__ import main; main()"
-)
 LIMIT_S = 10.0
 MOST_KIB = 12 << 10
 TURNS = 10_000
 
 
-class HolderProcess:
-    """A holder in a directory of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", START, str(ROOT), str(directory)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.popen.stdout is not None
-        self.greeting = self.popen.stdout.readline()
+class Holder(HolderProcess):
+    """A holder that a test talks to."""
 
     def connect(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,11 +45,11 @@ class HolderProcess:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., HolderProcess]]:
-    started: list[HolderProcess] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., Holder]]:
+    started: list[Holder] = []
 
-    def make(directory: Path = tmp_path / "holder") -> HolderProcess:
-        started.append(HolderProcess(directory))
+    def make(directory: Path = tmp_path / "holder") -> Holder:
+        started.append(Holder(directory))
         return started[-1]
 
     yield make
@@ -106,7 +91,7 @@ def claim(sock: socket.socket, key: str) -> bytes:
         os.close(fd)
 
 
-def test_descriptors_outlive_who_deposits_them(start: Callable[..., HolderProcess]) -> None:
+def test_descriptors_outlive_who_deposits_them(start: Callable[..., Holder]) -> None:
     holder = start()
     assert holder.greeting == "ready\n"
     with holder.connect() as first:
@@ -124,7 +109,7 @@ def test_descriptors_outlive_who_deposits_them(start: Callable[..., HolderProces
 
 
 def test_a_claimant_that_is_killed_leaves_its_key_free(
-    start: Callable[..., HolderProcess],
+    start: Callable[..., Holder],
 ) -> None:
     holder = start()
     with holder.connect() as watcher, holder.connect() as other:
@@ -149,7 +134,7 @@ def test_a_claimant_that_is_killed_leaves_its_key_free(
         assert receive(watcher) == Datagram("FREE", "m")
 
 
-def test_memory_and_descriptors_stay_flat(start: Callable[..., HolderProcess]) -> None:
+def test_memory_and_descriptors_stay_flat(start: Callable[..., Holder]) -> None:
     holder = start()
     fd = file_of(b"x")
     with holder.connect() as sock:
@@ -166,7 +151,7 @@ def test_memory_and_descriptors_stay_flat(start: Callable[..., HolderProcess]) -
     os.close(fd)
 
 
-def test_it_holds_as_many_as_it_promises(start: Callable[..., HolderProcess]) -> None:
+def test_it_holds_as_many_as_it_promises(start: Callable[..., Holder]) -> None:
     holder = start()
     fd = file_of(b"x")
     with holder.connect() as sock:
@@ -180,7 +165,7 @@ def test_it_holds_as_many_as_it_promises(start: Callable[..., HolderProcess]) ->
 
 
 def test_a_datagram_that_is_too_long_leaves_no_descriptor(
-    start: Callable[..., HolderProcess],
+    start: Callable[..., Holder],
 ) -> None:
     holder = start()
     fd = file_of(b"x")
@@ -200,7 +185,7 @@ def test_a_datagram_that_is_too_long_leaves_no_descriptor(
 
 
 def test_a_watcher_that_does_not_read_is_closed_and_hinders_nobody(
-    start: Callable[..., HolderProcess],
+    start: Callable[..., Holder],
 ) -> None:
     holder = start()
     with holder.connect() as watcher, holder.connect() as sock:
@@ -217,7 +202,7 @@ def test_a_watcher_that_does_not_read_is_closed_and_hinders_nobody(
         assert holder.descriptors() == before - 1
 
 
-def test_another_user_gets_nothing(start: Callable[..., HolderProcess]) -> None:
+def test_another_user_gets_nothing(start: Callable[..., Holder]) -> None:
     holder = start()
     with holder.connect() as sock:
         put(sock, "k", b"secret")
@@ -239,7 +224,7 @@ def test_another_user_gets_nothing(start: Callable[..., HolderProcess]) -> None:
 
 
 def test_a_directory_of_others_a_link_and_a_second_holder_are_refused(
-    start: Callable[..., HolderProcess], tmp_path: Path
+    start: Callable[..., Holder], tmp_path: Path
 ) -> None:
     holder = start()
     second = start(holder.directory)
@@ -254,7 +239,7 @@ def test_a_directory_of_others_a_link_and_a_second_holder_are_refused(
 
 
 def test_a_killed_holder_is_followed_by_another_in_its_place(
-    start: Callable[..., HolderProcess],
+    start: Callable[..., Holder],
 ) -> None:
     holder = start()
     with holder.connect() as sock:

@@ -133,17 +133,8 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
     home = settings.state_home(chosen)
     path = mountpoint.prepare(where, home)
     in_cluster = is_cluster(ufs.url)
+    _check_sockets(chosen, in_cluster)
     worker_socket = chosen.text("worker_socket")
-    if worker_socket and not in_cluster:
-        raise Unsupported(
-            f"{chosen['worker_socket'].source}: only a mount of a cluster uses a worker",
-            remedy="mount cachefs://MASTER:PORT/PATH",
-        )
-    if in_cluster and chosen.text("admin_socket"):
-        raise Unsupported(
-            f"{chosen['admin_socket'].source}: a mount of a cluster has no admin socket",
-            remedy="ask its master, on the port of its calls",
-        )
     starts_worker = in_cluster and not worker_socket
     client = ClientSpec(
         home=str(home.path),
@@ -169,6 +160,19 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
     )
     return Request(client)
+
+
+def _check_sockets(chosen: Config, in_cluster: bool) -> None:
+    if chosen.text("worker_socket") and not in_cluster:
+        raise Unsupported(
+            f"{chosen['worker_socket'].source}: only a mount of a cluster uses a worker",
+            remedy="mount cachefs://MASTER:PORT/PATH",
+        )
+    if chosen.text("admin_socket") and in_cluster:
+        raise Unsupported(
+            f"{chosen['admin_socket'].source}: a mount of a cluster has no admin socket",
+            remedy="ask its master, on the port of its calls",
+        )
 
 
 def source_spec(source: str, chosen: Config) -> UfsSpec:
