@@ -25,7 +25,8 @@ from cachefs.csi.metrics import DriverMetrics
 from cachefs.csi.publishing import ANSWER_S, THREADS, Publisher
 from cachefs.csi.reconciler import Reconciler
 from cachefs.csi.shared_mounts import DRIVER, Node, SharedMounts
-from cachefs.launcher.metrics_page import MetricsPage, hidden_name, remove_own_socket
+from cachefs.launcher.metrics_page import KEEP_S, MetricsPage
+from cachefs.network.socket_name import SocketName
 
 log = logging.getLogger(__name__)
 
@@ -66,30 +67,38 @@ class DriverSpec(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """A gRPC server at a socket whose name it takes over from an earlier process."""
+    """A gRPC server at a name that it takes over from an earlier process."""
 
     def __init__(self, path: str, threads: int, *handlers: grpc.GenericRpcHandler) -> None:
         self._path = path
+        self._name: SocketName | None = None
         self._server = grpc.server(ThreadPoolExecutor(threads, "grpc"))
         self._server.add_generic_rpc_handlers(handlers)
-        self._inode = 0
 
     def start(self) -> None:
         """Serves. Raises BadConfig if it cannot bind the socket."""
-        hidden = hidden_name(self._path)
         try:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            self._server.add_insecure_port(UNIX + hidden)
+            self._name = SocketName(self._path)
+            self._server.add_insecure_port(UNIX + self._name.hidden)
             self._server.start()
-            self._inode = os.stat(hidden).st_ino
-            os.rename(hidden, self._path)
+            self._name.take()
         except (OSError, RuntimeError) as err:  # RuntimeError: gRPC cannot bind
             raise BadConfig(f"cannot listen on {self._path}: {err}") from err
+
+    def keep(self) -> None:
+        """Takes the name again if its successor has ended."""
+        try:
+            if self._name is not None and self._name.keep():
+                log.info("took %s again: no process listened there", self._path)
+        except OSError as err:
+            log.warning("cannot take %s again yet: %s", self._path, err)
 
     def stop(self) -> None:
         """Removes the socket, unless another process has taken its name over, and ends the calls.
         Idempotent."""
-        remove_own_socket(self._path, self._inode)
+        if self._name is not None:
+            self._name.release()
         self._server.stop(STOP_S).wait(STOP_S)
 
 
@@ -139,6 +148,11 @@ class Driver:
             self.stop()
             raise
 
+    def keep(self) -> None:
+        """Takes the sockets' names again whose processes have ended: an upgrade may fail."""
+        for listener in self._listeners:
+            listener.keep()
+
     def stop(self) -> None:
         """Ends the calls within `STOP_S`, and leaves all mounts. Idempotent."""
         self._probes.close()
@@ -159,7 +173,8 @@ def serve(spec: DriverSpec, on_ready: Callable[[], None]) -> int:
     driver.start()
     on_ready()
     log.info("the driver serves %s", spec.socket, extra={"fields": {"node": spec.node_id}})
-    ending.wait()
+    while not ending.wait(KEEP_S):
+        driver.keep()
     timer = threading.Timer(EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()

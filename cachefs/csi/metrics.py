@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from cachefs.core.errors import CacheFSError
 
 _BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+MOST_PODS: Final = 250
 
 
 class DriverMetrics:
@@ -43,8 +46,22 @@ class DriverMetrics:
         self.lost = Counter(
             "cachefs_csi_lost_volumes",
             "Published volumes whose mount was dead and was made anew.",
+            ["pod"],
             registry=registry,
         )
+        self._lost_lock = threading.Lock()
+        self._lost_pods: deque[str] = deque()
+
+    def volume_lost(self, pod: str) -> None:
+        """Counts a lost volume of a pod, NAMESPACE/NAME. Only the last `MOST_PODS` pods are
+        exported."""
+        with self._lost_lock:
+            self.lost.labels(pod).inc()
+            if pod in self._lost_pods:
+                return
+            self._lost_pods.append(pod)
+            if len(self._lost_pods) > MOST_PODS:
+                self.lost.remove(self._lost_pods.popleft())
 
     @contextlib.contextmanager
     def publish(self) -> Iterator[None]:

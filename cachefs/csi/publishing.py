@@ -103,7 +103,7 @@ class Publisher:
         if not self._is_dead(target, top.device):
             return True
         self._replace(target, top.device, volume)
-        self._metrics.lost.inc()
+        self._metrics.volume_lost(pod)
         raise VolumeLost(
             f"the mount of the pod {pod} is lost: its descriptors were closed; it is mounted anew",
             remedy=f"restart the pod {pod}",

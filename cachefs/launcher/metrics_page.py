@@ -3,11 +3,12 @@ HOST:PORT. Serves on threads of its own, from `start` to `close`."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
-import secrets
 import socketserver
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
@@ -17,15 +18,38 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cachefs.core.access import parse_address
 from cachefs.core.errors import BadConfig
+from cachefs.network.socket_name import SocketName
 
 UNIX: Final = "unix:"
 REQUEST_S: Final = 5.0  # for a request to arrive
 CLOSE_S: Final = 1.0
+KEEP_S: Final = 1.0
 _POLL_S: Final = 0.1
 
 
 class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """A server at a name that it takes over, and takes again when a successor has ended."""
+
     daemon_threads = True
+
+    def __init__(self, path: str, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self._name = SocketName(path)
+        self._keep_at = 0.0
+        super().__init__(self._name.hidden, handler)
+        os.chmod(self._name.hidden, 0o600)
+        self._name.take()
+
+    def service_actions(self) -> None:
+        """Keeps the name. `serve_forever` calls this between requests."""
+        now = time.monotonic()
+        if now >= self._keep_at:
+            self._keep_at = now + KEEP_S
+            with contextlib.suppress(OSError):  # the next call tries again
+                self._name.keep()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._name.release()
 
 
 class MetricsPage:
@@ -39,7 +63,6 @@ class MetricsPage:
         self._handler = _handler_of(registry, is_healthy)
         self._server: socketserver.BaseServer | None = None
         self._thread: threading.Thread | None = None
-        self._inode = 0
 
     def start(self) -> None:
         """Listens. Raises BadConfig if it cannot."""
@@ -64,8 +87,6 @@ class MetricsPage:
         self._thread.join(CLOSE_S)
         self._server.server_close()
         self._server = None
-        if self._address.startswith(UNIX):
-            remove_own_socket(self._address.removeprefix(UNIX), self._inode)
 
     def _listen(self) -> socketserver.BaseServer:
         if not self._address.startswith(UNIX):
@@ -73,28 +94,7 @@ class MetricsPage:
             server = http.server.ThreadingHTTPServer((host, port), self._handler)
             server.daemon_threads = True
             return server
-        path = self._address.removeprefix(UNIX)
-        hidden = hidden_name(path)
-        unix_server = _UnixServer(hidden, self._handler)
-        os.chmod(hidden, 0o600)
-        self._inode = os.stat(hidden).st_ino
-        os.rename(hidden, path)
-        return unix_server
-
-
-def hidden_name(path: str) -> str:
-    """Returns a name beside a socket, at which to bind before a rename: a process takes the name of
-    a socket over at once, and it never refuses a connection in between."""
-    return os.path.join(os.path.dirname(path), f".{secrets.token_hex(4)}")
-
-
-def remove_own_socket(path: str, inode: int) -> None:
-    """Removes a socket, unless another process has replaced it."""
-    try:
-        if os.stat(path).st_ino == inode:
-            os.unlink(path)
-    except FileNotFoundError:
-        return
+        return _UnixServer(self._address.removeprefix(UNIX), self._handler)
 
 
 def _handler_of(

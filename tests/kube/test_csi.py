@@ -147,7 +147,8 @@ def test_a_lost_volume_is_made_anew_and_its_pod_named(node: CsiNode) -> None:
         node.kubelet.publish(pod, IMAGENET)
     assert os.listdir(target) == []
     assert len(node.shared()) == len(node.keys()) == 1
-    assert node.metric("cachefs_csi_lost_volumes_total") == 2
+    for pod in ("pod-a", "pod-b"):
+        assert node.metric(f'cachefs_csi_lost_volumes_total{{pod="team/{pod}"}}') == 1
 
 
 def test_a_dead_mount_does_not_refuse_a_new_pod(node: CsiNode) -> None:
@@ -247,6 +248,17 @@ def test_a_new_driver_takes_the_sockets_over(node: CsiNode) -> None:
     node.kubelet.publish("pod-b", IMAGENET)
     assert len(node.shared()) == len(node.keys()) == 1
     assert node.get("/healthz")[0] == 200
+
+
+def test_the_older_driver_serves_again_when_an_upgrade_fails(node: CsiNode) -> None:
+    older = node.start_driver()
+    newer = node.start_driver()
+    older.keep()
+    newer.stop()
+    assert not (node.kubelet.directory / "plugins_registry" / "csi.cachefs.io-reg.sock").exists()
+    older.keep()
+    node.kubelet.register()
+    node.kubelet.publish("pod-a", IMAGENET)
 
 
 def test_the_driver_stops_while_a_publish_waits(node: CsiNode) -> None:

@@ -179,6 +179,7 @@ def kubelet_config(layout: Layout) -> str:
         "enforceNodeAllocatable": [],
         "volumePluginDir": str(layout.directory / "volume-plugins"),
         "syncFrequency": "10s",
+        "maxPods": 150,  # 110 of a test beside ours
         "nodeStatusUpdateFrequency": "4s",
         "registerWithTaints": [],
     }

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.kube.real import reader
 from tests.kube.real.cgroups import PREFIX
 from tests.kube.real.cluster import Cluster
 from tests.kube.real.leftovers import nothing_left
+from tests.kube.real.manifests import SYSTEM, Installation, host_claim, namespace
+from tests.kube.real.plugin import Plugin
+from tests.services.s3_server import free_port
+
+SPACE = "ml"
 
 _start_s: list[float] = []
 
@@ -31,3 +37,28 @@ def cluster() -> Iterator[Cluster]:
 def start_s(cluster: Cluster) -> float:
     """The seconds from nothing to a Ready node."""
     return _start_s[0]
+
+
+@pytest.fixture(scope="session")
+def plugin(cluster: Cluster) -> Plugin:
+    """Our pods, and a path of the cluster with the reader's files."""
+    root = cluster.layout.directory / "cachefs"
+    source = root / "source"
+    reader.write(source)
+    made = Plugin(
+        cluster, Installation(cluster.kubelet_directory, root / "state", source, free_port())
+    )
+    try:
+        made.install(root)
+    except BaseException:
+        print(cluster.report(SYSTEM))
+        raise
+    return made
+
+
+@pytest.fixture(scope="session")
+def space(cluster: Cluster) -> str:
+    """A namespace that enforces restricted pod security, with a claim of the node's files."""
+    cluster.apply(namespace(SPACE, "restricted"), *host_claim(SPACE))
+    cluster.wait("serviceaccount/default", "create", namespace=SPACE)
+    return SPACE

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tests.kube.real import image
+from tests.kube.real import image, reader
 
 ROOT: Final = Path(__file__).parents[3]
 SYSTEM: Final = "cachefs-system"
@@ -20,7 +20,10 @@ DRIVER: Final = "csi.cachefs.io"
 RUN: Final = Path("/run/cachefs")
 HOLDER_SOCKET: Final = RUN / "holder" / "holder.sock"
 WORKER_SOCKET: Final = RUN / "worker" / "worker.sock"
+CSI_METRICS: Final = RUN / "csi-metrics.sock"
+AGENT_METRICS: Final = RUN / "agent-metrics.sock"
 READY_FILE: Final = "/tmp/ready"
+LINGER_S: Final = 3.0
 SERVICE_USER: Final = 65532
 TRAINER_USER: Final = 1000
 READER: Final = Path(__file__).with_name("reader.py")
@@ -137,12 +140,39 @@ def trainer(name: str, namespace: str, path: str, seconds: float) -> Manifest:
     ]
     container = _container("main", *command)
     container["volumeMounts"] = [*mounts, {"name": "data", "mountPath": "/data"}]
+    container["startupProbe"] = {
+        "exec": {"command": ["/busybox", "test", "-e", reader.READY]},
+        "periodSeconds": 1,
+        "failureThreshold": 60,
+    }
     volumes = [
         {"name": "host", "persistentVolumeClaim": {"claimName": "host"}},
         {"name": "data", "csi": inline_volume(path)},
     ]
     pod = restricted_pod(name, namespace)
     pod["spec"] = _restricted_spec([container], volumes)
+    return pod
+
+
+def checker(name: str, namespace: str, path: str, file: str, digest: str) -> Manifest:
+    """Returns a small pod that compares a file of a path again and again with its SHA-256, and
+    fails if it differs or cannot be read."""
+    right = f'test "$(/busybox sha256sum < /data/{file})" = "{digest}  -"'
+    loop = f"while {right}; do /busybox sleep 2; done; exit 1"
+    return _small(name, namespace, path, "/busybox", "sh", "-c", loop)
+
+
+def keeper(name: str, namespace: str, path: str) -> Manifest:
+    """Returns a small pod that has a volume and does not read it."""
+    return _small(name, namespace, path, "/busybox", "sleep", "1000")
+
+
+def _small(name: str, namespace: str, path: str, *command: str) -> Manifest:
+    container = _container("main", *command)
+    container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    pod = restricted_pod(name, namespace)
+    pod["metadata"]["labels"] = {"app": "small"}
+    pod["spec"] = _restricted_spec([container], [{"name": "data", "csi": inline_volume(path)}])
     return pod
 
 
@@ -250,6 +280,7 @@ class Installation:
             "--registration-dir", f"{self.kubelet}/plugins_registry",
             "--kubelet-dir", str(self.kubelet), "--master", self.master,
             "--worker-socket", str(WORKER_SOCKET), "--holder", str(HOLDER_SOCKET),
+            "--linger", f"{LINGER_S:g}s", "--metrics", f"unix:{CSI_METRICS}",
             "--log-format", "json",
         )  # fmt: skip
         container["securityContext"] = {"privileged": True}
@@ -263,7 +294,8 @@ class Installation:
         container = self._ours(
             "fuse", str(_BIN / "cachefs"), "fuse-agent", "--name", "$(POD_NAME)",
             "--holder", str(HOLDER_SOCKET), "--worker-socket", str(WORKER_SOCKET),
-            "--ready-file", READY_FILE, "--log-format", "json",
+            "--ready-file", READY_FILE, "--metrics", f"unix:{AGENT_METRICS}",
+            "--log-format", "json",
         )  # fmt: skip
         container["securityContext"] = {
             "allowPrivilegeEscalation": False,
