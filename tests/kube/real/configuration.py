@@ -179,6 +179,8 @@ def kubelet_config(layout: Layout) -> str:
         "enforceNodeAllocatable": [],
         "volumePluginDir": str(layout.directory / "volume-plugins"),
         "syncFrequency": "10s",
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},  # tests kill containers often
+        "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "maxPods": 150,  # 110 of a test beside ours
         "nodeStatusUpdateFrequency": "4s",
         "registerWithTaints": [],

@@ -24,6 +24,7 @@ CSI_METRICS: Final = RUN / "csi-metrics.sock"
 AGENT_METRICS: Final = RUN / "agent-metrics.sock"
 READY_FILE: Final = "/tmp/ready"
 LINGER_S: Final = 3.0
+DATA: Final = "/data"  # of the cluster: where it has the reader's files
 SERVICE_USER: Final = 65532
 TRAINER_USER: Final = 1000
 READER: Final = Path(__file__).with_name("reader.py")

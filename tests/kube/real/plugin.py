@@ -16,7 +16,7 @@ from cachefs.csi.mountinfo import FSTYPE
 from cachefs.fuse.deposits import HolderClient
 from cachefs.launcher.processes import CLIENT_MODULE
 from tests.kube.real.cluster import Cluster
-from tests.kube.real.manifests import DRIVER, HOLDER_SOCKET, SYSTEM, Installation, Manifest
+from tests.kube.real.manifests import DATA, DRIVER, HOLDER_SOCKET, SYSTEM, Installation, Manifest
 from tests.services.commands import CACHEFS
 from tests.services.environment import environment_of
 from tests.services.processes import families, wait_until
@@ -40,11 +40,11 @@ class Plugin:
         for what in ("deployment/master", "daemonset/worker", "daemonset/node", "daemonset/holder"):
             self._wait_for_roll_out(what)
         source = f"file://{self.installation.source}"
-        add = ["ufs", "add", source, "/data", "--master", self.installation.master]
+        add = ["ufs", "add", source, DATA, "--master", self.installation.master]
         wait_until(lambda: _runs(home, *add), "the master has the source", START_S)
         wait_until(self.is_registered, "the kubelet knows the driver", START_S)
 
-    # ---- what there is -----------------------------------------------------------------------------
+    # ---- what there is ---------------------------------------------------------------------------
 
     def is_registered(self) -> bool:
         nodes = self._cluster.get("csinodes")["items"]
@@ -87,7 +87,7 @@ class Plugin:
             connection.request("GET", "/metrics")
             return connection.getresponse().read().decode()
 
-    # ---- events ------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def roll(self, tag: str) -> None:
         """Upgrades the pods of csi and fuse to another tag of the image."""
@@ -154,7 +154,7 @@ class Plugin:
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
 
-    # ---- waiting -----------------------------------------------------------------------------------
+    # ---- waiting ---------------------------------------------------------------------------------
 
     def wait_until_served(self) -> None:
         """Waits until the holder has a claimed deposit of each shared mount."""

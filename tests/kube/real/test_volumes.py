@@ -4,25 +4,21 @@ and containers of ours are killed, deleted and upgraded. [S-pods]"""
 from __future__ import annotations
 
 import hashlib
-import os
-import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.kube.real import reader
 from tests.kube.real.cluster import Cluster
 from tests.kube.real.image import TAGS
-from tests.kube.real.manifests import CSI_METRICS, Manifest, checker, keeper, trainer
+from tests.kube.real.manifests import CSI_METRICS, DATA, Manifest, checker, keeper, trainer
 from tests.kube.real.plugin import Plugin
 from tests.kube.real.trainers import Trainers, longest
-from tests.services.processes import NotInTime, wait_until
+from tests.services.processes import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-PATH = "/data"
 LIMIT_S = 400.0  # of a reader; tests end it before
 AWAY_S = 20.0
 SLACK = 2.0  # the machine runs a control plane and four readers on two shared CPUs
@@ -37,7 +33,7 @@ def test_readers_notice_no_fault_and_no_upgrade(
     cluster: Cluster, plugin: Plugin, space: str
 ) -> None:
     readers = Trainers(cluster, space, ["reader-0", "reader-1"])
-    readers.start(PATH, LIMIT_S)
+    readers.start(DATA, LIMIT_S)
     limits = {"nothing": FAULT_S}
     events: list[tuple[str, Callable[[], None], float]] = [
         ("node pod upgraded", lambda: plugin.roll(TAGS[1]), ROLL_S),
@@ -71,7 +67,7 @@ def test_an_upgrade_that_fails_leaves_a_driver(
     cluster: Cluster, plugin: Plugin, space: str
 ) -> None:
     plugin.roll_to_one_that_cannot_start()
-    cluster.apply(keeper("after-upgrade", space, PATH))
+    cluster.apply(keeper("after-upgrade", space, DATA))
     cluster.wait("pod/after-upgrade", "condition=Ready", namespace=space)
     cluster.kubectl("delete", "pod", "after-upgrade", "-n", space)
 
@@ -81,7 +77,7 @@ def test_a_lost_mount_is_made_anew_and_its_pod_named(
 ) -> None:
     """The holder and the fuse container end at the same moment: the kernel has no descriptor of
     the mount any more."""
-    cluster.apply(keeper("lost", space, PATH))
+    cluster.apply(keeper("lost", space, DATA))
     cluster.wait("pod/lost", "condition=Ready", namespace=space)
     place = _place_of(cluster, plugin, space, "lost")
     plugin.lose()
@@ -101,7 +97,7 @@ def small_checker(name: str, space: str) -> Manifest:
     """Returns a pod that compares a small file again and again."""
     file = reader.name_of(0)
     digest = hashlib.sha256(reader.small_body(file)).hexdigest()
-    return checker(name, space, PATH, file, digest)
+    return checker(name, space, DATA, file, digest)
 
 
 def _events_of(cluster: Cluster, space: str, pod: str) -> str:
@@ -112,7 +108,7 @@ def _events_of(cluster: Cluster, space: str, pod: str) -> str:
 
 def _be_away(cluster: Cluster, plugin: Plugin, space: str) -> None:
     """Removes the node pods for some seconds; a pod with a volume is deleted meanwhile."""
-    cluster.apply(trainer("deleted", space, PATH, LIMIT_S))
+    cluster.apply(trainer("deleted", space, DATA, LIMIT_S))
     cluster.wait("pod/deleted", "condition=Ready", namespace=space)
     place = _place_of(cluster, plugin, space, "deleted")
     began_s = time.monotonic()
