@@ -4,6 +4,7 @@ and notices neither the end of the driver nor that of the agent."""
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,22 +26,30 @@ NAMES = [f"f{number:04d}" for number in range(FILES)]
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[CsiPodNode]:
-    source = tmp_path / "source" / "team"
-    source.mkdir(parents=True)
+def source(tmp_path: Path) -> Path:
+    made = tmp_path / "source" / "team"
+    made.mkdir(parents=True)
     for number, name in enumerate(NAMES):
-        (source / name).write_bytes(body(number, 60_000 + number * 997))
-    socket = tmp_path / "worker.sock"
-    with Cluster(tmp_path / "cluster", {}) as cluster:
-        cluster.start(1, "--socket", str(socket))
-        cluster.add_ufs(f"file://{source.parent}", "/data")
-        master = parse_cluster(cluster.path("/data")).address
-        # pytest's directories are too deep for the names of sockets.
-        with tempfile.TemporaryDirectory(prefix="csi") as directory:
-            made = CsiPodNode(Path(directory, "n"), socket, master)
-            with made:
-                yield made
-            assert not mounts_below(Path(directory))
+        (made / name).write_bytes(body(number, 60_000 + number * 997))
+    return made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, source: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster", {}) as made:
+        made.start(1, "--socket", str(tmp_path / "worker.sock"))
+        made.add_ufs(f"file://{source.parent}", "/data")
+        yield made
+
+
+@pytest.fixture
+def node(tmp_path: Path, cluster: Cluster) -> Iterator[CsiPodNode]:
+    master = parse_cluster(cluster.path("/data")).address
+    # pytest's directories are too deep for the names of sockets.
+    with tempfile.TemporaryDirectory(prefix="csi") as directory:
+        with CsiPodNode(Path(directory, "n"), tmp_path / "worker.sock", master) as made:
+            yield made
+        assert not mounts_below(Path(directory))
 
 
 def is_right(target: Path) -> bool:
@@ -84,3 +93,19 @@ def test_a_lost_volume_is_made_anew_by_a_real_agent(node: CsiPodNode) -> None:
     assert found[0][0] is grpc.StatusCode.ABORTED
     node.kubelet.publish("a", {"path": "/data/team"})
     assert is_right(target)
+
+
+def test_a_pod_reads_what_its_node_has_without_master_and_origin(
+    node: CsiPodNode, cluster: Cluster, source: Path
+) -> None:
+    node.agent("pod-0").wait_until_ready()
+    target = node.kubelet.publish("a", {"path": "/data/team"})
+    assert is_right(target)
+    cluster.master.kill()
+    shutil.rmtree(source)
+    with open(target / NAMES[0], "rb") as file:
+        assert is_right(target)
+        node.agents[0].kill()
+        node.agent("pod-1").wait_until_ready()
+        assert is_right(target)
+        assert file.read() == body(0, 60_000)

@@ -45,6 +45,7 @@ def test_readers_notice_no_fault_and_no_upgrade(
         ("node pod deleted", lambda: plugin.delete("node"), FAULT_S),
         ("holder killed", lambda: plugin.kill("holder", "holder"), FAULT_S),
         ("holder deleted", lambda: plugin.delete("holder"), FAULT_S),
+        ("master killed", lambda: plugin.kill("master", "master"), ROLL_S),
         ("worker deleted", lambda: plugin.delete("worker"), FAULT_S),
     ]
     for text, event, limit_s in events:
