@@ -33,7 +33,7 @@ OPENERS: Final = 2
 PAUSE_S: Final = 0.02  # after an error, and between parts: the machine is shared
 OPEN_PAUSE_S: Final = 0.005
 READY: Final = "/tmp/ready"
-SLOW_S: Final = 0.1
+SLOW_S: Final = 0.02
 KEPT_ERRORS: Final = 5
 KEPT_SLOW: Final = 10_000
 
