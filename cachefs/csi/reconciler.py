@@ -14,7 +14,7 @@ from cachefs.csi.metrics import DriverMetrics
 from cachefs.csi.mountinfo import Mounts
 from cachefs.csi.shared_mounts import Node, SharedMounts
 from cachefs.fuse.deposits import HolderClient
-from cachefs.holder.protocol import close_all
+from cachefs.network.unix_sockets import close_all
 
 log = logging.getLogger(__name__)
 
