@@ -3,10 +3,9 @@ without `use_ino`) give a file another inode number after the kernel has forgott
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
+
+from cachefs.core.mountinfo import device_name, read_mounts
 
 MOST_KNOWN: Final = 1024
 _keeps: dict[int, bool] = {}  # by device; threads may compute the same value twice
@@ -19,17 +18,6 @@ def has_stable_inode_numbers(device: int) -> bool:
     if known is None:
         if len(_keeps) >= MOST_KNOWN:
             _keeps.clear()
-        with Path("/proc/self/mountinfo").open("rb") as table:
-            known = _keeps[device] = device not in fuse_devices(table)
+        mounts = read_mounts().of_device(device_name(device))
+        known = _keeps[device] = not any(mount.fstype.startswith("fuse") for mount in mounts)
     return known
-
-
-def fuse_devices(table: Iterable[bytes]) -> set[int]:
-    """Returns the devices of FUSE file systems, from the lines of /proc/self/mountinfo."""
-    found = set()
-    for line in table:
-        mount, _, rest = line.partition(b" - ")
-        if rest.startswith(b"fuse"):
-            major, minor = mount.split(b" ")[2].split(b":")
-            found.add(os.makedev(int(major), int(minor)))
-    return found

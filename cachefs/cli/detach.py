@@ -10,9 +10,9 @@ import shutil
 import subprocess
 from typing import Final
 
-from cachefs.cli.mounts import read_mounts
 from cachefs.cli.owners import shown_user
 from cachefs.core.errors import AccessDenied, CacheFSError, CannotMount, InUse
+from cachefs.core.mountinfo import read_mounts
 
 FUSERMOUNT: Final = "fusermount3"
 _MNT_DETACH: Final = 2

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 import click
 
 from cachefs.cli import clusters, output, settings
-from cachefs.cli.mounts import locate, read_mounts
+from cachefs.cli.mounts import locate
 from cachefs.cli.owners import all_records
 from cachefs.cli.paths import InCluster, find
 from cachefs.cli.session import Target, attached, base_of, path_in_mount
@@ -23,6 +23,7 @@ from cachefs.core.addresses import SCHEME, address_of, is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.model import NamespaceId
+from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 PATIENCE_S: Final = 60.0  # for a server that does not answer: it may be restarting

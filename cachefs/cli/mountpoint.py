@@ -10,8 +10,9 @@ import stat
 from typing import Final
 
 from cachefs.cli import detach
-from cachefs.cli.mounts import Mount, is_dead, locate, read_mounts
+from cachefs.cli.mounts import is_dead, locate
 from cachefs.core.errors import AccessDenied, CannotMount, InUse, NotADirectory
+from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.launcher.processes import is_served
 from cachefs.launcher.state import StateHome
 

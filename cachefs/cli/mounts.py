@@ -1,4 +1,4 @@
-"""The kernel's mount table, and paths resolved against it without touching a CacheFS mount.
+"""Paths resolved against the kernel's mounts without touching a CacheFS mount.
 
 A dead or hanging FUSE mount blocks every access. Paths are therefore resolved link by link outside
 CacheFS mounts, and lexically inside them.
@@ -8,104 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from cachefs.core.errors import BadConfig
+from cachefs.core.mountinfo import Mount, Mounts
 
-FSTYPE: Final = "fuse.cachefs"
-MOUNTINFO: Final = "/proc/self/mountinfo"
 MAX_LINKS: Final = 40
 PROBE_S: Final = 2.0
-_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
-
-
-class Mount(msgspec.Struct, frozen=True):
-    """One line of mountinfo. `root` is the part of the file system that is shown (bind mounts)."""
-
-    device: str  # major:minor
-    root: str
-    mountpoint: str
-    fstype: str
-    source: str
-    options: tuple[str, ...]  # of the file system ("super options")
-
-    @property
-    def is_cachefs(self) -> bool:
-        return self.fstype == FSTYPE
-
-    @property
-    def owner_uid(self) -> int:
-        """The user who mounted it (FUSE); -1 if unknown."""
-        for option in self.options:
-            if option.startswith("user_id="):
-                return int(option.removeprefix("user_id="))
-        return -1
-
-
-def parse_mountinfo(text: bytes) -> list[Mount]:
-    """Returns the mounts in kernel order: of several on one mount point the last is on top."""
-    found = []
-    for line in text.splitlines():
-        left, separator, right = line.partition(b" - ")
-        fields, rest = left.split(b" "), right.split(b" ")
-        if separator and len(fields) >= 5 and len(rest) >= 2:
-            options = rest[2].decode(errors="replace").split(",") if len(rest) > 2 else []
-            found.append(
-                Mount(
-                    fields[2].decode(),
-                    _unescape(fields[3]),
-                    _unescape(fields[4]),
-                    rest[0].decode(),
-                    _unescape(rest[1]),
-                    tuple(options),
-                )
-            )
-    return found
-
-
-def _unescape(field: bytes) -> str:
-    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
-
-
-class MountTable:
-    """The mounts by mount point; of several on one mount point the top one counts."""
-
-    def __init__(self, mounts: Sequence[Mount]) -> None:
-        self._mounts = tuple(mounts)
-        self._on_top = {mount.mountpoint: mount for mount in mounts}
-
-    def at(self, path: str) -> Mount | None:
-        """Returns the top mount at exactly this path."""
-        return self._on_top.get(path)
-
-    def ours(self) -> list[Mount]:
-        """Returns the CacheFS mounts without bind mounts of them."""
-        return [m for m in self._on_top.values() if m.is_cachefs and m.root == "/"]
-
-    def original(self, mount: Mount) -> Mount:
-        """Returns the mount that a bind mount was made from, or the mount itself."""
-        same = (m for m in self.ours() if m.device == mount.device)
-        return mount if mount.root == "/" else next(same, mount)
-
-    def of_device(self, device: str) -> list[Mount]:
-        """Returns every mount of one file system, bind mounts included."""
-        return [mount for mount in self._mounts if mount.device == device]
-
-    def below(self, mountpoint: str) -> list[Mount]:
-        """Returns the mounts below a mount point."""
-        prefix = mountpoint.rstrip("/") + "/"
-        return [mount for mount in self._mounts if mount.mountpoint.startswith(prefix)]
-
-
-def read_mounts() -> MountTable:
-    """Returns the current mounts of this mount namespace."""
-    with open(MOUNTINFO, "rb") as file:
-        return MountTable(parse_mountinfo(file.read()))
 
 
 class ResolvedPath(msgspec.Struct, frozen=True):
@@ -118,7 +31,7 @@ class ResolvedPath(msgspec.Struct, frozen=True):
 
 def locate(
     path: str,
-    mounts: MountTable,
+    mounts: Mounts,
     *,
     cwd: str | None = None,
     readlink: Callable[[str], str] = os.readlink,
@@ -173,7 +86,7 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _link(path: str, mounts: MountTable, readlink: Callable[[str], str]) -> str | None:
+def _link(path: str, mounts: Mounts, readlink: Callable[[str], str]) -> str | None:
     mount = mounts.at(path)
     if mount is not None and mount.is_cachefs:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from cachefs.cli.mounts import parse_mountinfo
+from cachefs.core.mountinfo import read_mounts
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -40,7 +40,6 @@ def _namespace(process: Path) -> str:
 
 
 def _holder(process: Path, pid: int, device: str) -> Holder | None:
-    for mount in parse_mountinfo((process / "mountinfo").read_bytes()):
-        if mount.device == device:
-            return Holder(pid, (process / "comm").read_text().strip(), mount.mountpoint)
+    for mount in read_mounts(process / "mountinfo").of_device(device):
+        return Holder(pid, (process / "comm").read_text().strip(), mount.mountpoint)
     return None

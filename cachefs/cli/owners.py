@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from cachefs.cli.mounts import Mount
 from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied
+from cachefs.core.mountinfo import Mount
 from cachefs.launcher.process_watch import is_of_user
 from cachefs.launcher.state import MountRecord, StateHome
 

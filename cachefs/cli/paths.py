@@ -6,12 +6,13 @@ import os
 from typing import NamedTuple
 
 from cachefs.cli import clusters
-from cachefs.cli.mounts import MountTable, locate, read_mounts
+from cachefs.cli.mounts import locate
 from cachefs.cli.owners import check_master
 from cachefs.cli.session import Target, find_target
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, Unsupported
+from cachefs.core.mountinfo import Mounts, read_mounts
 from cachefs.launcher.state import StateHome
 
 
@@ -23,7 +24,7 @@ class InCluster(NamedTuple):
 
 
 def find(
-    path: str, chosen: Config, home: StateHome, mounts: MountTable | None = None
+    path: str, chosen: Config, home: StateHome, mounts: Mounts | None = None
 ) -> Target | InCluster:
     """Resolves `cachefs://MASTER/p`, a path below a mount, or the URL of a mounted source. A `/p`
     outside of all mounts is a path of the configured cluster. Raises NotFound, BadConfig."""

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs.cli import output
-from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
+from cachefs.cli.mounts import locate
 from cachefs.cli.owners import find_record, shown_user
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
@@ -26,6 +26,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import Inode, NamespaceId
+from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.hung_server import unanswered
 from cachefs.launcher.process_watch import is_of_user, is_ours
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
@@ -69,7 +70,7 @@ def path_in_mount(record: MountRecord, path: bytes) -> str:
     return os.path.join(record.mountpoint, inside).rstrip("/") or "/"
 
 
-def find_target(path: str, home: StateHome, mounts: MountTable | None = None) -> Target:
+def find_target(path: str, home: StateHome, mounts: Mounts | None = None) -> Target:
     """Returns the mount of a local path or of the URL of a mounted source. Raises NotFound."""
     if "://" in path:
         return _target_of_url(path, home)

@@ -6,8 +6,10 @@ Each is removed once it has been seen so for `linger_s` without a break.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from posixpath import dirname
 from typing import NamedTuple
 
+from cachefs.core.mountinfo import Mounts
 from cachefs.launcher.state import mount_id
 
 
@@ -18,6 +20,19 @@ class Snapshot(NamedTuple):
     users: Mapping[str, int]  # device -> mounts of it elsewhere
     devices: frozenset[str]  # of all mounts of CacheFS
     entries: Mapping[str, str] | None  # key -> device of a deposit, "" if unknown; None: no holder
+
+    @classmethod
+    def of(cls, mounts: Mounts, directory: str, entries: Mapping[str, str] | None) -> Snapshot:
+        """Returns what there is. `directory`: of the shared mounts."""
+        ours = [mount for mount in mounts if mount.is_cachefs]
+        shared = {m.mountpoint: m.device for m in ours if dirname(m.mountpoint) == directory}
+        used = {device: users(mounts, device, directory) for device in shared.values()}
+        return cls(shared, used, frozenset(mount.device for mount in ours), entries)
+
+
+def users(mounts: Mounts, device: str, directory: str) -> int:
+    """Returns how many mounts of a device there are elsewhere than in this directory."""
+    return sum(dirname(mount.mountpoint) != directory for mount in mounts.of_device(device))
 
 
 class Unmount(NamedTuple):

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse, Unreachable
+from cachefs.core.mountinfo import read_mounts
 from cachefs.csi.deadlines import Answer, Probes
 from cachefs.csi.errors import VolumeLost
 from cachefs.csi.metrics import DriverMetrics
-from cachefs.csi.mountinfo import FSTYPE, Mounts
 from cachefs.csi.shared_mounts import SharedMount, SharedMounts
 from cachefs.csi.volumes import Volume, parse_volume, pod_of
 
@@ -96,10 +96,10 @@ class Publisher:
 
     def _is_published(self, target: str, volume: Volume, pod: str) -> bool:
         """Returns whether something that is alive is bound to a target. Raises VolumeLost."""
-        top = Mounts.now().top(target)
+        top = read_mounts().at(target)
         if top is None:
             return False
-        if top.fstype != FSTYPE:
+        if not top.is_cachefs:
             raise CannotMount(f"a mount of type {top.fstype} is there", path=target)
         if not self._is_dead(target, top.device):
             return True

@@ -8,13 +8,13 @@ import time
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, ProtocolError
+from cachefs.core.mountinfo import read_mounts
 from cachefs.csi.deadlines import Probes
 from cachefs.csi.leftovers import Drop, Leftovers, Snapshot, Unmount
 from cachefs.csi.metrics import DriverMetrics
-from cachefs.csi.mountinfo import Mounts
 from cachefs.csi.shared_mounts import Node, SharedMounts
 from cachefs.fuse.deposits import HolderClient
-from cachefs.holder.protocol import close_all
+from cachefs.network.unix_sockets import close_all
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +90,8 @@ class Reconciler:
 
     def _snapshot(self) -> Snapshot:
         entries = self._entries()
-        mounts = Mounts.now()  # after the entries: a mount is made before its deposit
-        shared = mounts.shared(self._node.mounts_dir)
-        users = {dev: mounts.users(dev, self._node.mounts_dir) for dev in shared.values()}
-        return Snapshot(shared, users, frozenset(mounts.devices()), entries)
+        mounts = read_mounts()  # after the entries: a mount is made before its deposit
+        return Snapshot.of(mounts, self._node.mounts_dir, entries)
 
     def _entries(self) -> dict[str, str] | None:
         """Returns key -> device of the holder's entries; None if it does not answer."""

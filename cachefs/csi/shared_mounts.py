@@ -22,11 +22,11 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse
 from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import read_mounts
 from cachefs.core.specs import ClientSpec, DepositRef
 from cachefs.csi import system_calls
 from cachefs.csi.deadlines import Apart
-from cachefs.csi.leftovers import keys_of
-from cachefs.csi.mountinfo import Mounts
+from cachefs.csi.leftovers import keys_of, users
 from cachefs.csi.volumes import Volume
 from cachefs.fuse import mounting
 from cachefs.fuse.deposits import Deposit, HolderClient, new_key
@@ -132,7 +132,7 @@ class SharedMounts:
 
     def unbind(self, target: str) -> None:
         """Unmounts all that is mounted at a target. Raises CannotMount, DeadlineExceeded."""
-        if Mounts.now().layers(target):
+        if read_mounts().layers(target):
             self._apart.run(target, lambda: system_calls.detach_all(target), UNMOUNT_S)
 
     def discard(self, shared: SharedMount) -> None:
@@ -146,17 +146,17 @@ class SharedMounts:
         """Removes a mount that has no user, with its deposits. Returns False if it has one. Raises
         as `unbind`."""
         with self._changing():
-            mounts = Mounts.now()
-            top = mounts.top(place)
-            is_used = mounts.users(device, self._node.mounts_dir) or self._pins[place]
+            mounts = read_mounts()
+            top = mounts.at(place)
+            is_used = users(mounts, device, self._node.mounts_dir) or self._pins[place]
             if top is None or top.device != device or is_used:
                 return False
             self._remove(place)
         return True
 
     def _at(self, place: str) -> SharedMount | None:
-        top = Mounts.now().top(place)
-        return top and SharedMount(place, top.device, self._generations[place])
+        top = read_mounts().at(place)
+        return SharedMount(place, top.device, self._generations[place]) if top else None
 
     def _remove(self, place: str) -> None:
         self._generations[place] += 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cachefs.core.errors import CannotMount
-from cachefs.csi.mountinfo import Mounts
+from cachefs.core.mountinfo import read_mounts
 from cachefs.fuse import mount_flags, mounting
 
 MAX_LAYERS: Final = 64  # mounts at one target
@@ -38,7 +38,7 @@ def detach(place: str) -> None:
 def detach_all(place: str) -> None:
     """Unmounts every layer at this place. Raises CannotMount."""
     for _ in range(MAX_LAYERS):
-        if not Mounts.now().layers(place):
+        if not read_mounts().layers(place):
             return
         detach(place)
     raise CannotMount(f"more than {MAX_LAYERS} mounts", path=place)

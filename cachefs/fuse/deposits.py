@@ -16,8 +16,9 @@ import msgspec
 from cachefs.client.sockets import connect_socket
 from cachefs.core.errors import CacheFSError, ProtocolError, Unreachable
 from cachefs.core.specs import ClientSpec
-from cachefs.holder.protocol import MAX_NAME_BYTES, Datagram, close_all, receive, send
+from cachefs.holder.protocol import MAX_NAME_BYTES, Datagram, receive, send
 from cachefs.launcher.state import mount_id
+from cachefs.network.unix_sockets import close_all
 
 CALL_S: Final = 2.0  # a holder that does not answer for this time counts as away
 _EVENTS: Final = ("PUT", "DROP", "CLAIM", "FREE", "HANDOVER")
@@ -131,14 +132,11 @@ class HolderClient:
 
     def _receive(self) -> Datagram:
         try:
-            reply = receive(self._sock)
+            return receive(self._sock)
         except BlockingIOError:
             raise
         except (OSError, ValueError) as err:
             raise self._away(str(err)) from err
-        if reply is None:
-            raise self._away("it has ended")
-        return reply
 
     def _keep(self, event: Datagram) -> None:
         close_all(event.fds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from cachefs.core.mountinfo import OWN, parse_mountinfo
+
 MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 # An inode that is open or in the dentry cache is in memory there: open and fstat do no I/O.
 LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
@@ -12,14 +14,12 @@ LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overl
 
 def file_system_of(fd: int) -> str:
     """Returns the type ("tmpfs" for a memfd), "" if unknown. Raises OSError without descriptors."""
-    mount = _mount_of(fd)
-    if not mount:
+    mount_id = _mount_of(fd)
+    if not mount_id:
         return ""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-        for line in table:
-            fields, _, rest = line.partition(" - ")
-            if fields.split(" ", 1)[0] == mount:
-                return rest.split(" ", 1)[0]
+    for mount in parse_mountinfo(OWN.read_bytes()):
+        if mount.mount_id == mount_id:
+            return mount.fstype
     return "" if not _is_memory(fd) else "tmpfs"
 
 

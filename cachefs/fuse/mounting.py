@@ -10,7 +10,6 @@ import ctypes
 import errno
 import logging
 import os
-import re
 import select
 import shutil
 import subprocess
@@ -19,11 +18,11 @@ from typing import Final
 
 from cachefs.client.sockets import MAX_IN_FLIGHT
 from cachefs.core.errors import CannotMount, InUse
+from cachefs.core.mountinfo import SUBTYPE, read_mounts
 from cachefs.core.specs import ClientSpec
 
 log = logging.getLogger(__name__)
 
-SUBTYPE: Final = "cachefs"
 READ_AHEAD_KIB: Final = 1024  # the kernel's default of 128 KiB halves sequential reads
 # Read-ahead requests in flight; the kernel's default of 12 suffices for one reader. Fewer than the
 # client may have in flight at its server, so that lookups do not wait behind reads.
@@ -36,7 +35,6 @@ _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the numbers of these system call
 _FSCONFIG_CMD_CREATE: Final = 6
 _CLOEXEC: Final = 1  # of fsopen and of fsmount
 _CONNECTIONS: Final = "/sys/fs/fuse/connections"
-_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 
 
 def source_name(spec: ClientSpec) -> str:
@@ -59,17 +57,8 @@ def mount_options(spec: ClientSpec) -> list[str]:
 
 def device_at(mountpoint: str) -> str:
     """Returns major:minor of the topmost mount at exactly this path, "" when there is none."""
-    found = ""
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            fields = line.split(b" ")
-            if os.fsdecode(_ESCAPE.sub(_octal, fields[4])) == mountpoint:
-                found = fields[2].decode()
-    return found
-
-
-def _octal(match: re.Match[bytes]) -> bytes:
-    return bytes([int(match[1], 8)])
+    mount = read_mounts().at(mountpoint)
+    return mount.device if mount else ""
 
 
 def raise_read_ahead(device: str) -> None:

@@ -16,12 +16,10 @@ Anything else gets ERROR + a text.
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from cachefs.network.unix_sockets import fds_in, fds_message, fds_room
+from cachefs.network.unix_sockets import receive_with_fds, send_with_fds
 
 MAX_BYTES = 64 << 10  # of a datagram
 MAX_META_BYTES = 32 << 10
@@ -41,32 +39,16 @@ class Datagram(NamedTuple):
 
 
 def send(sock: socket.socket, datagram: Datagram) -> None:
-    """Sends a datagram; duplicates its descriptors. Raises OSError, BlockingIOError for a peer that
-    does not read."""
+    """Sends a datagram without waiting for its peer; duplicates its descriptors. Raises OSError."""
     verb, key, data, fds = datagram
-    line = f"{verb} {key}\n".encode()
-    sock.sendmsg([line, data], fds_message(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    send_with_fds(sock, [f"{verb} {key}\n".encode(), data], fds)
 
 
-def receive(sock: socket.socket) -> Datagram | None:
-    """Returns the next datagram; None at the end. Raises OSError, and ValueError (after closing
-    descriptors) for a datagram that is cut off or not text."""
-    body, rights, flags, _ = sock.recvmsg(MAX_BYTES, fds_room(MAX_FDS), socket.MSG_CMSG_CLOEXEC)
-    fds = fds_in(rights)
-    try:
-        if not body:
-            return None
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise ValueError("the datagram is too long, or has too many descriptors")
-        line, _, data = body.partition(b"\n")
-        verb, _, key = line.decode("ascii").partition(" ")
-        datagram = Datagram(verb, key, data, tuple(fds))
-        fds = []
-        return datagram
-    finally:
-        close_all(fds)
-
-
-def close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def receive(sock: socket.socket) -> Datagram:
+    """Returns the next datagram. Raises OSError, also at the end; ValueError if it is cut off."""
+    body, fds = receive_with_fds(sock, MAX_BYTES, MAX_FDS)
+    if not body:
+        raise ConnectionResetError("it has ended")
+    line, _, data = body.partition(b"\n")
+    verb, _, key = line.decode("ascii", "replace").partition(" ")
+    return Datagram(verb, key, data, tuple(fds))

@@ -21,7 +21,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService, Sources
-from cachefs.network.unix_sockets import peer_credentials
+from cachefs.network.unix_sockets import listen_in, peer_credentials
 from connectors.idle import close_idle
 from worker.prefetch.open_runs import MOST_FILES
 from worker.prefetch.prefetcher import Prefetcher
@@ -79,14 +79,10 @@ class NodeServer:
         connect, but only root and the server's own user are accepted."""
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            path.unlink(missing_ok=True)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-            listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # avoids the limit of 107 bytes
+            listener = listen_in(directory, path.name, BACKLOG)
         finally:
             os.close(directory)
         os.chmod(path, mode)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
         self._arm(FIRST_MOUNT_GRACE_S)

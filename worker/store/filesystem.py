@@ -14,6 +14,8 @@ import os
 import signal
 from typing import Final
 
+from cachefs.core.mountinfo import device_name, read_mounts
+
 NETWORK: Final = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "afs"),
@@ -75,17 +77,12 @@ def read_from_disk(name: str, dir_fd: int) -> None:
 
 def kind_of_mount(fd: int) -> str:
     """Returns the type of the file system that holds `fd` (`ext4`, `nfs4`); "": unknown."""
-    device = os.fstat(fd).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    device = device_name(os.fstat(fd).st_dev)
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-            for line in table:
-                fields = line.split()
-                if fields[2] == wanted:
-                    return fields[fields.index("-") + 1]
-    except (OSError, ValueError, IndexError):
-        pass
-    return ""
+        mounts = read_mounts().of_device(device)
+    except OSError:
+        return ""
+    return mounts[0].fstype if mounts else ""
 
 
 def boot_id() -> bytes:

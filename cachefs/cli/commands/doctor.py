@@ -25,12 +25,13 @@ from cachefs.cli.mountpoint import (
     may_clear_mount,
     user_allow_other,
 )
-from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
+from cachefs.cli.mounts import is_dead
 from cachefs.cli.owners import find_record
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, Severity, facts_of
 from cachefs.core.install import install_command
+from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
 from cachefs.launcher.cluster import CLUSTER_MODULES
@@ -283,7 +284,7 @@ def _home(home: StateHome) -> Finding:
     return Finding("state home", "ok", str(home.path))
 
 
-def is_stale(record: MountRecord, table: MountTable) -> bool:
+def is_stale(record: MountRecord, table: Mounts) -> bool:
     """Returns whether a record is neither mounted nor held by a living process."""
     mount = table.at(record.mountpoint)
     return (mount is None or not mount.is_cachefs) and not is_served(record)

@@ -9,9 +9,9 @@ import click
 
 from cachefs.cli import output, settings
 from cachefs.cli.commands import umount
-from cachefs.cli.mounts import read_mounts
 from cachefs.core.addresses import address_of, is_cluster, parse_cluster
 from cachefs.core.errors import CannotMount, NotFound
+from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher import local
 from cachefs.launcher.local import LocalCluster
 from cachefs.launcher.processes import Watch, is_served

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Final
 
 from cachefs.cli import detach
-from cachefs.cli.mounts import read_mounts
+from cachefs.core.mountinfo import read_mounts
 from cachefs.core.specs import ClientSpec
 from cachefs.launcher import processes
 from cachefs.launcher.processes import STOP_SIGNALS, Watch, is_ours

@@ -12,7 +12,7 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.masters import Masters, is_away
-from cachefs.cli.mounts import is_dead, read_mounts
+from cachefs.cli.mounts import is_dead
 from cachefs.cli.owners import find_record
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.core import messages as m
@@ -20,6 +20,7 @@ from cachefs.core.addresses import is_cluster, master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.health import HealthProblem, facts_of, health, problem, problem_lines, verdict
+from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0

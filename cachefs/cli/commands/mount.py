@@ -13,13 +13,13 @@ import msgspec
 from cachefs.cli import clusters, detach, mountpoint, output, settings, transport
 from cachefs.cli.commands import take_over
 from cachefs.cli.commands.foreground import Foreground
-from cachefs.cli.mounts import read_mounts
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
 from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import read_mounts
 from cachefs.core.specs import ClientSpec, ServerSpec, Started
 from cachefs.fuse import mount_flags
 from cachefs.launcher import processes

@@ -12,7 +12,7 @@ import msgspec
 from cachefs.cli import clusters, output, settings, status_view
 from cachefs.cli.commands import health, logs
 from cachefs.cli.masters import Masters
-from cachefs.cli.mounts import Mount, is_dead, read_mounts
+from cachefs.cli.mounts import is_dead
 from cachefs.cli.owners import find_record, shown_user
 from cachefs.cli.session import find_target
 from cachefs.client.admin import AdminClient
@@ -21,6 +21,7 @@ from cachefs.core.addresses import master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, problem_lines
+from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 # Reading a document of another user's process may raise these: its fields are of any type.

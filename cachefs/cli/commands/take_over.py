@@ -17,12 +17,12 @@ import msgspec
 import cachefs
 from cachefs.cli import output
 from cachefs.cli.commands.umount import find_mount
-from cachefs.cli.mounts import read_mounts
 from cachefs.cli.owners import shown_user
 from cachefs.cli.session import connected
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, CacheFSError, DeadlineExceeded, Unsupported
+from cachefs.core.mountinfo import read_mounts
 from cachefs.fuse.supervisor import upgrades
 from cachefs.launcher import hung_server
 from cachefs.launcher.process_watch import Watch

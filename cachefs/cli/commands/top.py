@@ -16,7 +16,6 @@ from cachefs.cli.cluster_files import SHOWN_ID
 from cachefs.cli.commands import health, top_view
 from cachefs.cli.commands.top_view import Look, node_sample, summed
 from cachefs.cli.masters import Masters, is_away
-from cachefs.cli.mounts import read_mounts
 from cachefs.cli.owners import all_records
 from cachefs.cli.session import attached, find_target
 from cachefs.client.admin import AdminClient
@@ -29,6 +28,7 @@ from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unreachable, Unsupported
 from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import JobStatus
+from cachefs.core.mountinfo import read_mounts
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher.state import MountRecord, StateHome
 

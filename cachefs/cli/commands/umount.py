@@ -15,10 +15,11 @@ import click
 
 from cachefs.cli import detach, namespaces, output, settings
 from cachefs.cli.commands import users
-from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
+from cachefs.cli.mounts import locate
 from cachefs.cli.namespaces import Holder
 from cachefs.cli.owners import find_record_and_home
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
+from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.fuse.supervisor.stale_mount_cleanup import announce_mount_end
 from cachefs.launcher.processes import Watch, is_served
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
@@ -94,7 +95,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     return mount.mountpoint, ""
 
 
-def find_mount(where: str, table: MountTable) -> Mount:
+def find_mount(where: str, table: Mounts) -> Mount:
     """Returns the CacheFS mount at exactly this path. Raises CannotMount."""
     place = locate(where, table)
     if place.mount is None or place.inside != place.mount.root.strip("/"):
@@ -104,7 +105,7 @@ def find_mount(where: str, table: MountTable) -> Mount:
     return place.mount
 
 
-def _detach(mount: Mount, table: MountTable, *, lazy: bool) -> None:
+def _detach(mount: Mount, table: Mounts, *, lazy: bool) -> None:
     deadline = time.monotonic() + BUSY_RETRY_S
     while True:
         try:
@@ -116,7 +117,7 @@ def _detach(mount: Mount, table: MountTable, *, lazy: bool) -> None:
             time.sleep(_RETRY_PAUSE_S)
 
 
-def _busy(mount: Mount, table: MountTable, found: list[users.User]) -> InUse:
+def _busy(mount: Mount, table: Mounts, found: list[users.User]) -> InUse:
     below = table.below(mount.mountpoint)
     if found:
         by = users.describe(found)

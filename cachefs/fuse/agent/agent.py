@@ -26,9 +26,9 @@ from cachefs.fuse import mounting
 from cachefs.fuse.agent import state as s
 from cachefs.fuse.agent.facts import AgentFacts
 from cachefs.fuse.deposits import Deposit, Event, HolderClient
-from cachefs.holder.protocol import close_all
 from cachefs.launcher.process_watch import Watch
 from cachefs.launcher.processes import STOP_SIGNALS, start_supervisor
+from cachefs.network.unix_sockets import close_all
 
 log = logging.getLogger("cachefs.agent")
 

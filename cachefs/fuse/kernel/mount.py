@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.core.errors import CannotMount
+from cachefs.core.mountinfo import FSTYPE
 from cachefs.core.specs import ClientSpec
 from cachefs.fuse import mount_flags, mounting
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
@@ -59,8 +60,7 @@ def _mount2(spec: ClientSpec, fd: int) -> None:
     options += mount_flags.data_of(spec.mount_options)
     libc = ctypes.CDLL(None, use_errno=True)
     source, where = os.fsencode(mounting.source_name(spec)), os.fsencode(spec.mountpoint)
-    kind = f"fuse.{mounting.SUBTYPE}".encode()
-    if libc.mount(source, where, kind, flags, ",".join(options).encode()):
+    if libc.mount(source, where, FSTYPE.encode(), flags, ",".join(options).encode()):
         number = ctypes.get_errno()
         remedy = "mounting needs root, or CAP_SYS_ADMIN in a container"
         raise CannotMount(

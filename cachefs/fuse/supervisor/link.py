@@ -25,6 +25,7 @@ from cachefs.fuse.kernel.reader_lock import ReaderLock
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import wire as w
 from cachefs.launcher.processes import start_supervisor
+from cachefs.network.unix_sockets import close_all
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +82,7 @@ class SupervisorLink:
             note, fds = await self._receive()
             if isinstance(note, w.Serve) and len(fds) == w.MAX_FDS:
                 break
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             if note is not None or self.fuse_fd < 0:
                 raise Unreachable("the supervisor ended before this client could serve the mount")
             await self._replace(logging.WARNING, is_serving=False)
@@ -169,8 +169,7 @@ class SupervisorLink:
             except OSError as err:
                 log.debug("control socket: %s", err)
                 return
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             if note is None:
                 return
             if isinstance(note, w.Retire):

@@ -36,6 +36,7 @@ from cachefs.fuse.supervisor.upgrades import Upgrades
 from cachefs.launcher.processes import STOP_SIGNALS
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
+from cachefs.network.unix_sockets import close_all
 
 log = logging.getLogger("cachefs.supervisor")
 
@@ -217,8 +218,7 @@ class Supervisor:
         except OSError as err:
             log.warning("client %d: %s", process.pid, err)
             note, fds = None, []
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         if note is None:  # it ends, or is broken: its end or a missing heartbeat follows
             with contextlib.suppress(KeyError):
                 self._selector.unregister(process.control)

@@ -15,6 +15,7 @@ from cachefs.core.errors import CacheFSError, ProtocolError, Unreachable
 from cachefs.core.messages import Failure, error_of
 from cachefs.fuse.supervisor import wire as w
 from cachefs.launcher.state import StateHome
+from cachefs.network.unix_sockets import close_all, listen_in
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +49,14 @@ class Upgrades:
     @contextlib.contextmanager
     def _bound(self) -> Iterator[socket.socket]:
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path.name, dir_fd=directory)
-            listener.bind(f"/proc/self/fd/{directory}/{self._path.name}")
-            listener.listen(_BACKLOG)
-            ino = os.stat(self._path.name, dir_fd=directory).st_ino
-            yield listener
+            with listen_in(directory, self._path.name, _BACKLOG) as listener:
+                ino = os.stat(self._path.name, dir_fd=directory).st_ino
+                yield listener
             with contextlib.suppress(OSError):
                 if os.stat(self._path.name, dir_fd=directory).st_ino == ino:
                     os.unlink(self._path.name, dir_fd=directory)
         finally:
-            listener.close()
             os.close(directory)
 
     def accept(self, *, foreground: bool) -> bool:
@@ -70,8 +66,7 @@ class Upgrades:
         sock.settimeout(READ_S)
         try:
             note, fds = w.receive(sock)
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
         except (OSError, ProtocolError) as err:
             log.info("a request cannot be read: %s", err)
             note = None

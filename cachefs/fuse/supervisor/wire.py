@@ -6,7 +6,6 @@ upgrade with the same messages, on the supervisor's socket in the state home.
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Final
 
@@ -15,7 +14,7 @@ import msgspec
 from cachefs.core.errors import ProtocolError
 from cachefs.core.messages import Failure
 from cachefs.fuse.kernel.negotiation import Negotiated
-from cachefs.network.unix_sockets import fds_in, fds_message, fds_room
+from cachefs.network.unix_sockets import close_all, receive_with_fds, send_with_fds
 
 BEAT_S: Final = 0.25
 MAX_BYTES: Final = 64 << 10
@@ -94,29 +93,28 @@ _negotiated = msgspec.msgpack.Decoder(Negotiated)
 
 def send(sock: socket.socket, note: ControlMessage, fds: tuple[int, ...] = ()) -> None:
     """Sends without blocking. Raises OSError: BlockingIOError when the peer does not read."""
-    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # which `socket.send_fds` does not pass on
-    sock.sendmsg([_encoder.encode(note)], fds_message(fds), flags)
+    send_with_fds(sock, [_encoder.encode(note)], fds)
 
 
 def receive(sock: socket.socket) -> tuple[AnyControlMessage | None, list[int]]:
     """Returns a message and its descriptors (close-on-exec), which the caller owns; None at the
     end. Blocks as the socket does. Raises OSError, ProtocolError (after closing descriptors)."""
-    room = fds_room(MAX_FDS)
+    fds: list[int] = []
     try:
-        data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        data, fds = _receive(sock)
+        return _decoder.decode(data) if data else None, fds
+    except (ValueError, msgspec.DecodeError) as err:
+        close_all(fds)
+        raise ProtocolError(f"not a known message: {err}") from err
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        return receive_with_fds(sock, MAX_BYTES, MAX_FDS)
     except ConnectionResetError:
         # The peer ended with unread messages. The kernel reports this once, before the peer's last
         # messages, which are still queued (net/unix/af_unix.c: the error precedes the queue).
-        data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    fds = fds_in(rights)
-    if not data:
-        return None, fds
-    try:
-        return _decoder.decode(data), fds
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        for fd in fds:
-            os.close(fd)
-        raise ProtocolError(f"not a known message: {err}") from err
+        return receive_with_fds(sock, MAX_BYTES, MAX_FDS)
 
 
 def encode_negotiated(values: Negotiated) -> bytes:

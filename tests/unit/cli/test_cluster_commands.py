@@ -11,7 +11,6 @@ import pytest
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.cluster_files import BLOCK_PAGES, blocks_of
 from cachefs.cli.commands import fsck, master, worker
-from cachefs.cli.mounts import MountTable
 from cachefs.cli.session import Target
 from cachefs.core import cluster as c
 from cachefs.core import errors
@@ -19,6 +18,7 @@ from cachefs.core import messages as m
 from cachefs.core.addresses import address_of
 from cachefs.core.config import Config
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, UfsSpec
+from cachefs.core.mountinfo import Mounts
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.specs import Security
@@ -247,7 +247,7 @@ def test_doctor_looks_at_the_cluster_of_the_settings(
     cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also on a machine where nothing is mounted."""
-    monkeypatch.setattr("cachefs.cli.commands.doctor.read_mounts", lambda: MountTable([]))
+    monkeypatch.setattr("cachefs.cli.commands.doctor.read_mounts", lambda: Mounts([]))
 
     def found() -> dict[str, str]:
         return {row["name"]: row["state"] for row in json.loads(run("doctor", "--json")[1])}

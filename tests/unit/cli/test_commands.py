@@ -17,10 +17,10 @@ from cachefs.cli import job_servers, mountpoint, session, settings
 from cachefs.cli.commands import doctor, down, logs, mount, umount
 from cachefs.cli.commands import status as status_module
 from cachefs.cli.masters import Masters
-from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
 from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import Mount, Mounts
 from cachefs.core.settings import BY_NAME
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.fake_node import FakeNode
@@ -49,7 +49,7 @@ def node(home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     socket_path = home.source_dir(spec) / "server.sock"
     home.write_mount(MountRecord("/mnt/data", spec, os.getpid(), str(socket_path), uid=0, gid=0))
     line = Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())
-    table = MountTable([line])
+    table = Mounts([line])
     for module in (session, job_servers):
         monkeypatch.setattr(module, "read_mounts", lambda: table)
     monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
@@ -275,7 +275,7 @@ def test_status_of_all(node: FakeNode, run: Run, home: StateHome) -> None:
 
 
 def test_status_of_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: MountTable([]))
+    monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: Mounts([]))
     assert ok(run("status")) == "nothing is mounted\n"
     assert json.loads(ok(run("status", "--json"))) == []
 
@@ -504,7 +504,7 @@ def test_a_busy_mount_names_its_users(
     def busy(path: str, *, lazy: bool) -> None:
         raise errors.InUse("in use", path=path)
 
-    monkeypatch.setattr(umount, "read_mounts", lambda: MountTable([line]))
+    monkeypatch.setattr(umount, "read_mounts", lambda: Mounts([line]))
     monkeypatch.setattr("cachefs.cli.detach.detach", busy)
     with (tmp_path / "f").open("wb"), pytest.raises(errors.InUse) as caught:
         umount.unmount(str(tmp_path), home, lazy=False)
@@ -525,7 +525,7 @@ def test_doctor_finds_and_clears_stale_records(run: Run, home: StateHome) -> Non
 def test_doctor_clears_dead_mounts(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
     line = Mount("0:50", "/", "/mnt/dead", "fuse.cachefs", "s3://b", (f"user_id={os.geteuid()}",))
     detached: list[str] = []
-    monkeypatch.setattr(doctor, "read_mounts", lambda: MountTable([line]))
+    monkeypatch.setattr(doctor, "read_mounts", lambda: Mounts([line]))
     monkeypatch.setattr(doctor, "is_dead", lambda path: path not in detached)
     monkeypatch.setattr("cachefs.cli.detach.detach", lambda path, lazy: detached.append(path))
     states = [
@@ -576,6 +576,6 @@ def test_down_goes_on_where_a_mount_was_just_unmounted(
     record = MountRecord(str(tmp_path), spec, 0, str(tmp_path / "s"), uid=0, gid=0)
     down.unmount(record, home, lazy=False)
     line = Mount("0:50", "/", str(tmp_path), "fuse.cachefs", spec.url, ())
-    monkeypatch.setattr(down, "read_mounts", lambda: MountTable([line]))
+    monkeypatch.setattr(down, "read_mounts", lambda: Mounts([line]))
     with pytest.raises(errors.CannotMount):
         down.unmount(record, home, lazy=False)

@@ -13,12 +13,12 @@ import pytest
 
 from cachefs.cli import job_servers, job_views
 from cachefs.cli.commands import load, sync
-from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import BadConfig, Unreachable
 from cachefs.core.jobs import JobFailure, JobSpec, JobState, JobStatus
 from cachefs.core.model import NamespaceId, UfsSpec
+from cachefs.core.mountinfo import Mount, Mounts
 from cachefs.core.policies import Policy
 from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 from cachefs.launcher.state import MountRecord, StateHome
@@ -59,8 +59,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def mounted(monkeypatch: pytest.MonkeyPatch) -> MountTable:
-    table = MountTable([Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())])
+def mounted(monkeypatch: pytest.MonkeyPatch) -> Mounts:
+    table = Mounts([Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())])
     monkeypatch.setattr(job_servers, "read_mounts", lambda: table)
     return table
 
@@ -351,7 +351,7 @@ def test_jobs_are_listed_and_shown(node: FakeNode, run: Run) -> None:
 def test_where_nothing_is_mounted_a_cluster_must_be_named(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_servers, "read_mounts", lambda: MountTable([]))
+    monkeypatch.setattr(job_servers, "read_mounts", lambda: Mounts([]))
     assert "name a cluster" in refused(run("jobs"))
     assert "not under a CacheFS mount" in refused(run("load", "/somewhere"))
 
@@ -382,7 +382,7 @@ def test_a_number_that_several_sources_have_needs_a_place(
         Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ()),
         Mount("0:51", "/", "/mnt/b", "fuse.cachefs", "s3://other", ()),
     ]
-    table = MountTable(lines)
+    table = Mounts(lines)
     for module in ("session", "job_servers"):
         monkeypatch.setattr(f"cachefs.cli.{module}.read_mounts", lambda: table)
     node.jobs = {7: [shown(RUNS, 2)]}

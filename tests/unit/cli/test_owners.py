@@ -21,7 +21,6 @@ import pytest
 from cachefs.cli import detach, owners, paths
 from cachefs.cli.commands import health, logs, umount
 from cachefs.cli.masters import Masters
-from cachefs.cli.mounts import Mount, MountTable
 from cachefs.cli.session import Target, connected
 from cachefs.cli.settings import load_settings
 from cachefs.client.blocking import BlockingClient
@@ -29,6 +28,7 @@ from cachefs.core import messages as m
 from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied, InUse, NotFound, Unreachable
 from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import Mount, Mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 USER = 65534
@@ -54,7 +54,7 @@ def home_of_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateHome:
 def test_umount_names_the_owner_of_another_users_mount(
     home: StateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = MountTable([mount_of(0)])
+    table = Mounts([mount_of(0)])
     for module in (umount, detach):
         monkeypatch.setattr(module, "read_mounts", lambda: table)
     monkeypatch.setattr(os, "geteuid", lambda: USER)
@@ -92,7 +92,7 @@ def test_a_record_that_leads_to_the_socket_of_a_third_user_is_not_taken(
 def test_status_says_whose_a_mount_without_a_record_is(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = MountTable([mount_of(USER)])
+    table = Mounts([mount_of(USER)])
     monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
     code, out, _ = run("status")
     assert code == 0
@@ -222,7 +222,7 @@ def test_a_document_of_a_users_server_says_nothing_of_the_mount(
     home: StateHome, home_of_user: StateHome, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does one of other types break the list of all mounts, or write to the terminal."""
-    table = MountTable([mount_of(USER), mount_of(0, "/mnt/own")])
+    table = Mounts([mount_of(USER), mount_of(0, "/mnt/own")])
     monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
     monkeypatch.setattr("cachefs.cli.commands.status.is_dead", lambda _: False)
     odd: dict[str, object] = {
@@ -292,8 +292,8 @@ def test_root_upgrades_no_mount_of_a_user_and_removes_no_cache_of_one(
     home: StateHome, home_of_user: StateHome, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both act by numbers and paths that the user wrote."""
-    table = MountTable([mount_of(USER)])
-    for module in ("cachefs.cli.commands.take_over", "cachefs.cli.mounts"):
+    table = Mounts([mount_of(USER)])
+    for module in ("cachefs.cli.commands.take_over", "cachefs.core.mountinfo"):
         monkeypatch.setattr(f"{module}.read_mounts", lambda: table)
     asked: list[str] = []
     monkeypatch.setattr("cachefs.fuse.supervisor.upgrades.ask", lambda *_: asked.append("asked"))

@@ -1,4 +1,4 @@
-"""What the reconciler removes, and the mountinfo from which it counts users."""
+"""What the reconciler removes, and the mounts among which it counts users."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from cachefs.csi.leftovers import Drop, Leftovers, Snapshot, Unmount, keys_of
-from cachefs.csi.mountinfo import Mount, Mounts, parse
+from cachefs.core.mountinfo import Mounts, parse_mountinfo
+from cachefs.csi.leftovers import Drop, Leftovers, Snapshot, Unmount, keys_of, users
 from cachefs.launcher.state import mount_id
 
 DIRECTORY = "/k/plugins/csi.cachefs.io/mounts"
@@ -80,20 +80,8 @@ def test_keys_belong_to_a_place() -> None:
     assert keys_of(A, {KEY_A: "", KEY_B: ""}) == [KEY_A]
 
 
-def test_mountinfo_is_parsed() -> None:
-    mounts = parse(INFO)
-    assert mounts[1] == Mount("0:50", A, "fuse.cachefs")
-    table = Mounts(mounts)
-    assert table.shared(DIRECTORY) == {A: "0:50"}
-    assert table.users("0:50", DIRECTORY) == 1
-    assert table.users("0:51", DIRECTORY) == 1
-    assert table.devices() == {"0:50", "0:52"}
-    top = table.top("/k/pods/x y/mount")
-    assert top is not None
-    assert top.device == "0:52"
-    assert table.layers("/k/pods/x y/mount") == 2
-    assert table.top("/k") is None
-
-
-def test_lines_that_are_cut_off_are_left_out() -> None:
-    assert parse(b"1 2 3\n\n22 1 8:1 / / rw\n") == []
+def test_shared_mounts_and_their_users_are_found_among_all_mounts() -> None:
+    mounts = Mounts(parse_mountinfo(INFO))
+    assert users(mounts, "0:50", DIRECTORY) == users(mounts, "0:51", DIRECTORY) == 1
+    found = Snapshot.of(mounts, DIRECTORY, {})
+    assert found == snapshot({A: "0:50"}, {"0:50": 1}, {}, frozenset({"0:50", "0:52"}))

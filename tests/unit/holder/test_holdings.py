@@ -86,7 +86,7 @@ def test_bad_requests_are_refused_and_their_descriptors_closed(request_: Datagra
     assert isinstance(reply, Send)
     assert reply.datagram.verb == "ERROR"
     assert [fd for close in before for fd in close.fds] == [*request_.fds]  # type: ignore[union-attr]
-    assert len(holdings) == 0
+    assert holdings.handle(A, Datagram("LIST")) == [Send(A, Datagram("KEYS"))]
 
 
 def test_there_is_a_limit_and_a_held_key_may_be_put_at_it() -> None:
