@@ -25,12 +25,12 @@ class NotStarted(msgspec.Struct, frozen=True):
     cause: str
 
 
-class Ready(msgspec.Struct, frozen=True):
+class ClientReady(msgspec.Struct, frozen=True):
     pid: int
     warning: str = ""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class ClientFailed(msgspec.Struct, frozen=True):
     """A client reports that it cannot serve."""
 
     pid: int
@@ -43,15 +43,15 @@ class Mounted(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-class Serving(msgspec.Struct, frozen=True):
+class ClientServing(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Beat(msgspec.Struct, frozen=True):
+class ClientBeat(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Retired(msgspec.Struct, frozen=True):
+class ClientRetired(msgspec.Struct, frozen=True):
     pid: int
 
 
@@ -109,12 +109,12 @@ class Claim(msgspec.Struct, frozen=True):
     """Claim the held mount."""
 
 
-class Serve(msgspec.Struct, frozen=True):
+class SendServe(msgspec.Struct, frozen=True):
     pid: int
     takeover: bool
 
 
-class Retire(msgspec.Struct, frozen=True):
+class SendRetire(msgspec.Struct, frozen=True):
     pid: int
 
 
@@ -163,10 +163,11 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Begin | Started | NotStarted | Ready | Failed | Mounted | Serving | Beat | Retired | Ended
-    | StopRequested | UpgradeRequested | Claimed | HandOver | OverBudget | Tick
+    Begin | Started | NotStarted | ClientReady | ClientFailed | Mounted | ClientServing | ClientBeat
+    | ClientRetired | Ended | StopRequested | UpgradeRequested | Claimed | HandOver | OverBudget
+    | Tick
 )  # fmt: skip
 Action = (
-    Start | Mount | Claim | Serve | Retire | DumpStacks | Kill | Terminate | AnnounceStarted
+    Start | Mount | Claim | SendServe | SendRetire | DumpStacks | Kill | Terminate | AnnounceStarted
     | AnnounceFailed | AnnounceUpgraded | GiveUp | Finish | Leave
 )  # fmt: skip

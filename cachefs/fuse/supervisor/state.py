@@ -24,14 +24,17 @@ from cachefs.fuse.supervisor.events import (
     AnnounceFailed,
     AnnounceStarted,
     AnnounceUpgraded,
-    Beat,
     Begin,
     Claim,
     Claimed,
+    ClientBeat,
+    ClientFailed,
+    ClientReady,
+    ClientRetired,
+    ClientServing,
     DumpStacks,
     Ended,
     Event,
-    Failed,
     Finish,
     GiveUp,
     HandOver,
@@ -41,11 +44,8 @@ from cachefs.fuse.supervisor.events import (
     Mounted,
     NotStarted,
     OverBudget,
-    Ready,
-    Retire,
-    Retired,
-    Serve,
-    Serving,
+    SendRetire,
+    SendServe,
     Start,
     Started,
     StopRequested,
@@ -55,9 +55,9 @@ from cachefs.fuse.supervisor.events import (
 )
 from cachefs.fuse.supervisor.wire import BEAT_S
 
-START_LIMIT_S: Final = 90.0  # minimum from start to Ready: a client may have to start a server
+START_LIMIT_S: Final = 90.0  # minimum until a client is ready, which may have to start a server
 SERVER_START_S: Final = 60.0  # for a client that starts a server after killing one that hangs
-SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving, from Retire to Retired, from that to its end
+SERVE_LIMIT_S: Final = 20.0  # for a client to serve, to retire, and to end after that
 STOP_LIMIT_S: Final = 30.0  # from the first signal to the end
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
 MAX_DEATHS: Final = 10  # in a row: none of them served for `GOOD_S`
@@ -71,10 +71,10 @@ PAUSE_MAX_S: Final = 1.0
 
 class Phase(enum.Enum):
     STARTING = enum.auto()  # connects to the server
-    READY = enum.auto()  # waits for Serve
-    TOLD = enum.auto()  # got Serve
+    READY = enum.auto()  # waits for SendServe
+    TOLD = enum.auto()  # got SendServe
     SERVING = enum.auto()
-    RETIRING = enum.auto()  # got Retire
+    RETIRING = enum.auto()  # got SendRetire
     RETIRED = enum.auto()  # reads no more
 
 
@@ -96,7 +96,7 @@ class Client:
         self.since = self.beat_at = now
         self.dumped_at: float | None = None
         self.killed = False
-        self.failed = False  # it sent Failed, and ends
+        self.failed = False  # it sent ClientFailed, and ends
         self.warning = ""
 
     def enter(self, phase: Phase, now: float) -> None:
@@ -211,17 +211,17 @@ class Supervision:
 
     def _of_client(self, event: Event, client: Client, now: float) -> list[Action]:
         match event:
-            case Ready(_, warning):
+            case ClientReady(_, warning):
                 return self._on_ready(client, warning, now)
-            case Failed(_, failure):
+            case ClientFailed(_, failure):
                 return self._on_failed(client, failure)
-            case Serving():
+            case ClientServing():
                 return self._on_serving(client, now)
-            case Beat():
+            case ClientBeat():
                 client.beat_at = now
                 if client.phase is Phase.SERVING:
                     client.dumped_at = None
-            case Retired():
+            case ClientRetired():
                 return self._on_retired(client, now)
             case Ended(_, clean, killed):
                 return self._on_ended(client, clean, killed, now)
@@ -248,7 +248,7 @@ class Supervision:
         if reader is None:
             return self._serve_next(now)
         reader.enter(Phase.RETIRING, now)
-        return [Retire(reader.pid)]
+        return [SendRetire(reader.pid)]
 
     def _on_mounted(self, failure: Failure | None, now: float) -> list[Action]:
         if failure is not None:
@@ -347,7 +347,7 @@ class Supervision:
         if reader.phase is Phase.RETIRING:
             return [*others]
         reader.enter(Phase.RETIRING, now)
-        return [*others, Retire(reader.pid)]
+        return [*others, SendRetire(reader.pid)]
 
     def _left(self) -> list[Action]:
         reading = [Kill(c.pid) for c in self._clients.values() if c.phase is not Phase.RETIRED]
@@ -416,7 +416,7 @@ class Supervision:
         return next((client for client in self._clients.values() if client.reads), None)
 
     def _serve_next(self, now: float) -> list[Action]:
-        """Sends Serve to a ready client if no client reads; starts one if none is starting."""
+        """Sends SendServe to a ready client if no client reads; starts one if none is starting."""
         if self._reader() is not None or self._stop_by is not None:
             return []
         ready = (c for c in self._clients.values() if c.phase is Phase.READY)
@@ -432,7 +432,7 @@ class Supervision:
             return [Claim()]
         client.enter(Phase.TOLD, now)
         self._start_at = None
-        return [Serve(client.pid, takeover=self._announced)]
+        return [SendServe(client.pid, takeover=self._announced)]
 
     def _give_up(self, cause: str) -> list[Action]:
         return [*self._kill_all(), GiveUp(cause), Finish(1)]

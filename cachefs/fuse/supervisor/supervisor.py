@@ -230,15 +230,15 @@ class Supervisor:
         if isinstance(note, w.Ending):
             process.said_ending = self._said_ending = True
         elif isinstance(note, w.Ready):
-            self._on(e.Ready(pid, note.warning))
+            self._on(e.ClientReady(pid, note.warning))
         elif isinstance(note, w.Failed):
-            self._on(e.Failed(pid, note.failure))
+            self._on(e.ClientFailed(pid, note.failure))
         elif isinstance(note, w.Serving):
-            self._on(e.Serving(pid))
+            self._on(e.ClientServing(pid))
         elif isinstance(note, w.Retired):
-            self._on(e.Retired(pid))
+            self._on(e.ClientRetired(pid))
         elif isinstance(note, w.Beat):
-            self._on(e.Beat(pid))
+            self._on(e.ClientBeat(pid))
 
     def _ended(self, process: Process) -> None:
         if self._processes.get(process.pid) is not process:
@@ -283,9 +283,9 @@ class Supervisor:
                 self._mount()
             case e.Claim():
                 self._claim()
-            case e.Serve(pid, takeover):
+            case e.SendServe(pid, takeover):
                 self._send_serve(pid, takeover)
-            case e.Retire(pid):
+            case e.SendRetire(pid):
                 self._send(pid, w.Retire())
             case e.DumpStacks(pid):
                 log.warning("client %d does not answer; its stacks are in the client's log", pid)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.core.errors import CacheFSError
-from cachefs.csi.mountinfo import FSTYPE
+from cachefs.core.mountinfo import FSTYPE
 from cachefs.fuse.deposits import HolderClient
 from cachefs.launcher.processes import CLIENT_MODULE
 from tests.kube.real.cluster import Cluster

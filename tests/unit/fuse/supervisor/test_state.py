@@ -64,7 +64,7 @@ class World:
             case e.Claim():
                 assert self.is_held
                 self.on(e.Claimed(self.is_mounted))
-            case e.Serve(pid):
+            case e.SendServe(pid):
                 assert self.is_mounted
                 assert not self.readers, f"{pid} is told to serve beside {self.readers}"
                 if pid in self.alive:
@@ -98,7 +98,7 @@ class World:
     def retired(self, pid: int) -> list[e.Action]:
         self.readers.discard(pid)
         self.retired_pids.add(pid)
-        return self.on(e.Retired(pid))
+        return self.on(e.ClientRetired(pid))
 
     def waits(self, seconds: float) -> list[e.Action]:
         """In steps of a beat, with nobody beating."""
@@ -113,7 +113,7 @@ class World:
         until = self.now + seconds
         while self.now < until:
             self.now += 0.25
-            self.on(e.Beat(pid))
+            self.on(e.ClientBeat(pid))
             self.on(e.Tick())
 
 
@@ -121,8 +121,8 @@ def mounted() -> World:
     """A mount that the client 1 serves."""
     world = World()
     world.on(e.Begin())
-    world.on(e.Ready(1, "a warning"))
-    world.on(e.Serving(1))
+    world.on(e.ClientReady(1, "a warning"))
+    world.on(e.ClientServing(1))
     assert world.readers == {1}
     return world
 
@@ -133,8 +133,8 @@ def held(*, serving: bool = True) -> World:
     world.is_held = world.is_mounted = True
     world.on(e.Begin())
     if serving:
-        world.on(e.Ready(1))
-        world.on(e.Serving(1))
+        world.on(e.ClientReady(1))
+        world.on(e.ClientServing(1))
         assert world.readers == {1}
     return world
 
@@ -149,13 +149,13 @@ def of_kind(actions: list[e.Action], kind: type[Any]) -> list[Any]:
 def test_a_mount_is_announced_when_its_client_serves() -> None:
     world = World()
     assert world.on(e.Begin()) == [e.Start()]
-    assert world.on(e.Ready(1, "a warning")) == [e.Mount()]
-    assert e.Serve(1, takeover=False) in world.said
-    assert world.on(e.Serving(1)) == [e.AnnounceStarted(1, "a warning")]
+    assert world.on(e.ClientReady(1, "a warning")) == [e.Mount()]
+    assert e.SendServe(1, takeover=False) in world.said
+    assert world.on(e.ClientServing(1)) == [e.AnnounceStarted(1, "a warning")]
 
 
 @pytest.mark.parametrize(
-    "event", [e.Failed(1, WHY), e.Ended(1, clean=False), e.Ended(1, clean=True)]
+    "event", [e.ClientFailed(1, WHY), e.Ended(1, clean=False), e.Ended(1, clean=True)]
 )
 def test_a_first_client_that_fails_fails_the_mount(event: e.Event) -> None:
     world = World()
@@ -169,7 +169,7 @@ def test_a_mount_that_is_refused_leaves_no_client() -> None:
     world = World()
     world.mount_fails = True
     world.on(e.Begin())
-    world.on(e.Ready(1))
+    world.on(e.ClientReady(1))
     assert e.AnnounceFailed(WHY) in world.said
     assert e.Kill(1) in world.said
     assert world.code == 1
@@ -178,8 +178,8 @@ def test_a_mount_that_is_refused_leaves_no_client() -> None:
 def test_a_client_that_was_told_and_fails_takes_the_first_mount_away() -> None:
     world = World()
     world.on(e.Begin())
-    world.on(e.Ready(1))
-    world.on(e.Failed(1, WHY))
+    world.on(e.ClientReady(1))
+    world.on(e.ClientFailed(1, WHY))
     assert not world.is_mounted
     assert world.code == 1
 
@@ -198,8 +198,8 @@ def test_a_client_that_cannot_be_started_fails_the_mount() -> None:
 def test_a_death_is_followed_at_once() -> None:
     world = mounted()
     assert world.ends(1, killed=True) == [e.Start()]
-    assert world.on(e.Ready(2)) == [e.Serve(2, takeover=True)]
-    assert world.on(e.Serving(2)) == []
+    assert world.on(e.ClientReady(2)) == [e.SendServe(2, takeover=True)]
+    assert world.on(e.ClientServing(2)) == []
 
 
 def test_the_server_that_is_away_is_not_a_death_of_the_mount() -> None:
@@ -207,7 +207,7 @@ def test_the_server_that_is_away_is_not_a_death_of_the_mount() -> None:
     world = mounted()
     world.ends(1, killed=True)
     assert world.waits(s.START_LIMIT_S - 1) == []
-    assert world.on(e.Ready(2)) == [e.Serve(2, takeover=True)]
+    assert world.on(e.ClientReady(2)) == [e.SendServe(2, takeover=True)]
 
 
 def test_a_successor_has_the_time_after_which_a_server_is_killed() -> None:
@@ -231,8 +231,8 @@ def deaths(world: World, *, killed: bool, served_s: float = 0.0) -> int:
             return count
         world.waits(s.PAUSE_MAX_S + 1)
         (pid,) = world.alive
-        world.on(e.Ready(pid))
-        world.on(e.Serving(pid))
+        world.on(e.ClientReady(pid))
+        world.on(e.ClientServing(pid))
     return 0
 
 
@@ -269,8 +269,8 @@ def test_pauses_grow_and_are_bounded() -> None:
             world.on(e.Tick())
         pauses.append(world.now - died_at)
         (pid,) = world.alive
-        world.on(e.Ready(pid))
-        world.on(e.Serving(pid))
+        world.on(e.ClientReady(pid))
+        world.on(e.ClientServing(pid))
     assert pauses[: s.AT_ONCE] == [0.0] * s.AT_ONCE
     assert pauses == sorted(pauses)
     assert 0 < pauses[s.AT_ONCE] <= s.PAUSE_FIRST_S + 0.02
@@ -332,8 +332,8 @@ def test_clients_that_hang_as_soon_as_they_serve_end_the_mount() -> None:
         world.waits(s.PAUSE_MAX_S + 1)
         if world.code is None:
             (pid,) = world.alive
-            world.on(e.Ready(pid))
-            world.on(e.Serving(pid))
+            world.on(e.ClientReady(pid))
+            world.on(e.ClientServing(pid))
     assert world.code == 1
 
 
@@ -345,16 +345,16 @@ def test_no_phase_lasts_for_ever(phase: str) -> None:
     if phase in ("starting", "told"):
         world.ends(1, killed=True)
     if phase == "told":
-        world.on(e.Ready(2))
+        world.on(e.ClientReady(2))
     if phase in ("retiring", "retired"):
         world.on(e.UpgradeRequested())
-        world.on(e.Ready(2))
+        world.on(e.ClientReady(2))
         pid = 1
     if phase == "retired":
         world.retired(1)
     for _ in range(int(4 * (s.START_LIMIT_S + s.DUMP_GRACE_S + 1))):
         world.now += 0.25
-        world.on(e.Beat(pid))
+        world.on(e.ClientBeat(pid))
         world.on(e.Tick())
     assert e.DumpStacks(pid) in world.said
     assert world.said.count(e.Kill(pid)) == 1
@@ -366,17 +366,17 @@ def test_no_phase_lasts_for_ever(phase: str) -> None:
 def test_an_upgrade() -> None:
     world = mounted()
     assert world.on(e.UpgradeRequested()) == [e.Start(upgrade=True)]
-    assert world.on(e.Ready(2)) == [e.Retire(1)]
-    assert world.retired(1) == [e.Serve(2, takeover=True)]
-    assert world.on(e.Serving(2)) == [e.AnnounceUpgraded(2, None), e.Leave(2)]
+    assert world.on(e.ClientReady(2)) == [e.SendRetire(1)]
+    assert world.retired(1) == [e.SendServe(2, takeover=True)]
+    assert world.on(e.ClientServing(2)) == [e.AnnounceUpgraded(2, None), e.Leave(2)]
     assert world.on(e.Ended(1, clean=True)) == [], "it has left"
 
 
 def test_an_upgrade_whose_old_client_dies_first() -> None:
     world = mounted()
     world.on(e.UpgradeRequested())
-    world.on(e.Ready(2))
-    assert world.ends(1, killed=True) == [e.Serve(2, takeover=True)]
+    world.on(e.ClientReady(2))
+    assert world.ends(1, killed=True) == [e.SendServe(2, takeover=True)]
 
 
 @pytest.mark.parametrize("said_why", [True, False])
@@ -384,7 +384,7 @@ def test_a_new_version_that_cannot_serve_changes_nothing(said_why: bool) -> None
     world = mounted()
     world.on(e.UpgradeRequested())
     if said_why:
-        assert world.on(e.Failed(2, WHY)) == [e.AnnounceUpgraded(0, WHY)]
+        assert world.on(e.ClientFailed(2, WHY)) == [e.AnnounceUpgraded(0, WHY)]
         assert world.on(e.UpgradeRequested()) == [e.Start(upgrade=True)], "it may be tried again"
         assert world.ends(2) == [], "who asks now is told of the next one only"
     else:
@@ -399,16 +399,16 @@ def test_one_that_retires_still_reads_when_its_successor_dies() -> None:
     """Whoever is started then waits for it."""
     world = mounted()
     world.on(e.UpgradeRequested())
-    world.on(e.Ready(2))
+    world.on(e.ClientReady(2))
     assert not of_kind(world.ends(2), e.Start)
     assert world.retired(1) == [e.Start()]
-    assert world.on(e.Ready(3)) == [e.Serve(3, takeover=True)]
+    assert world.on(e.ClientReady(3)) == [e.SendServe(3, takeover=True)]
 
 
 def test_a_new_version_that_dies_when_it_is_told_is_reported_and_followed() -> None:
     world = mounted()
     world.on(e.UpgradeRequested())
-    world.on(e.Ready(2))
+    world.on(e.ClientReady(2))
     world.retired(1)
     actions = world.ends(2)
     assert of_kind(actions, e.AnnounceUpgraded)[0].failure is not None
@@ -428,8 +428,8 @@ def test_a_death_during_an_upgrade_leaves_one_client() -> None:
     world = mounted()
     world.on(e.UpgradeRequested())
     assert world.ends(1, killed=True) == [e.Start()]
-    world.on(e.Ready(2))
-    actions = world.on(e.Serving(2))
+    world.on(e.ClientReady(2))
+    actions = world.on(e.ClientServing(2))
     assert actions == [e.AnnounceUpgraded(2, None), e.Kill(3), e.Leave(2)]
 
 
@@ -479,8 +479,8 @@ def test_stopping_while_nobody_serves() -> None:
         (pid,) = world.alive
         world.ends(pid)
         for pid in world.alive:
-            world.on(e.Ready(pid))
-            world.on(e.Serving(pid))
+            world.on(e.ClientReady(pid))
+            world.on(e.ClientServing(pid))
     assert not world.alive, "it pauses"
     world.on(e.StopRequested())
     assert world.code == 0
@@ -504,15 +504,15 @@ def test_a_running_client_is_watched() -> None:
     world.serves(1, 5)
     assert world.said == []
     assert world.ends(1, killed=True) == [e.Start()]
-    assert world.on(e.Ready(2)) == [e.Serve(2, takeover=True)]
+    assert world.on(e.ClientReady(2)) == [e.SendServe(2, takeover=True)]
 
 
 def test_a_client_that_is_still_starting_is_watched() -> None:
     """Its supervisor was lost before it could be told to serve: it is told by the next one."""
     world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0, serving=False))
     world.alive, world.next_pid, world.is_mounted = {1}, 2, True
-    assert world.on(e.Ready(1)) == [e.Serve(1, takeover=True)]
-    assert world.on(e.Serving(1)) == []
+    assert world.on(e.ClientReady(1)) == [e.SendServe(1, takeover=True)]
+    assert world.on(e.ClientServing(1)) == []
     assert world.ends(1, killed=True) == [e.Start()]
 
 
@@ -551,10 +551,10 @@ class Machine(RuleBasedStateMachine):
             self.world.retired(pid)
         else:
             events: dict[str, e.Event] = {
-                "ready": e.Ready(pid),
-                "serving": e.Serving(pid),
-                "beat": e.Beat(pid),
-                "failed": e.Failed(pid, WHY),
+                "ready": e.ClientReady(pid),
+                "serving": e.ClientServing(pid),
+                "beat": e.ClientBeat(pid),
+                "failed": e.ClientFailed(pid, WHY),
             }
             self.world.on(events[kind])
 
@@ -646,27 +646,27 @@ def test_any_order_of_events() -> None:
 def test_a_held_mount_is_claimed_when_a_client_is_ready_for_it() -> None:
     world = held(serving=False)
     assert world.said == [e.Start()]
-    world.on(e.Ready(1))
-    assert {*world.said[1:]} == {e.Claim(), e.Serve(1, takeover=True)}
-    assert world.on(e.Serving(1)) == []
+    world.on(e.ClientReady(1))
+    assert {*world.said[1:]} == {e.Claim(), e.SendServe(1, takeover=True)}
+    assert world.on(e.ClientServing(1)) == []
     world.ends(1, killed=True)
-    world.on(e.Ready(2))
-    assert world.said[-1] == e.Serve(2, takeover=True), "the claim is this supervisor's already"
+    world.on(e.ClientReady(2))
+    assert world.said[-1] == e.SendServe(2, takeover=True), "the claim is this supervisor's already"
     assert len(of_kind(world.said, e.Claim)) == 1
 
 
 def test_a_held_mount_that_has_ended_meanwhile_is_not_served() -> None:
     world = held(serving=False)
     world.is_mounted = False
-    world.on(e.Ready(1))
-    assert not of_kind(world.said, e.Serve)
+    world.on(e.ClientReady(1))
+    assert not of_kind(world.said, e.SendServe)
     assert world.code == 0
 
 
 @pytest.mark.parametrize("event", [e.HandOver(), e.StopRequested()])
 def test_a_held_mount_is_left_to_another_process(event: e.Event) -> None:
     world = held()
-    assert world.on(event) == [e.Retire(1)]
+    assert world.on(event) == [e.SendRetire(1)]
     assert world.on(event) == [], "once"
     assert world.retired(1) == [e.Finish(0)]
     assert world.is_mounted
@@ -676,7 +676,7 @@ def test_a_held_mount_is_left_to_another_process(event: e.Event) -> None:
 def test_the_successor_of_a_mount_that_is_left_does_not_start() -> None:
     world = held()
     world.on(e.UpgradeRequested())
-    assert world.on(e.HandOver()) == [e.Kill(2), e.Retire(1)]
+    assert world.on(e.HandOver()) == [e.Kill(2), e.SendRetire(1)]
     (said,) = world.ends(2, killed=True)
     assert isinstance(said, e.AnnounceUpgraded)
     assert world.ends(1, killed=True) == [e.Finish(0)]
@@ -684,7 +684,7 @@ def test_the_successor_of_a_mount_that_is_left_does_not_start() -> None:
 
 def test_a_client_that_may_not_listen_yet_is_killed_when_its_mount_is_claimed() -> None:
     world = held(serving=False)
-    world.on(e.Ready(1))
+    world.on(e.ClientReady(1))
     assert world.on(e.HandOver()) == [e.Kill(1), e.Finish(0)]
 
 
@@ -715,10 +715,10 @@ def test_a_client_over_its_budget_is_followed_once_a_while() -> None:
     world = held()
     assert world.on(e.OverBudget(1)) == [e.Start()]
     assert world.on(e.OverBudget(1)) == []
-    assert world.on(e.Ready(2)) == [e.Retire(1)]
-    assert world.retired(1) == [e.Serve(2, takeover=True)]
+    assert world.on(e.ClientReady(2)) == [e.SendRetire(1)]
+    assert world.retired(1) == [e.SendServe(2, takeover=True)]
     world.ends(1, clean=True)
-    world.on(e.Serving(2))
+    world.on(e.ClientServing(2))
     assert world.on(e.OverBudget(2)) == [], "the next one was not better"
     world.serves(2, s.RENEW_S)
     assert world.on(e.OverBudget(2)) == [e.Start()]
@@ -741,9 +741,9 @@ def test_upgrades_in_any_history(steps: list[str]) -> None:
 def _step(world: World, step: str, pid: int) -> None:
     match step:
         case "ready":
-            world.on(e.Ready(pid))
+            world.on(e.ClientReady(pid))
         case "serving":
-            world.on(e.Serving(pid))
+            world.on(e.ClientServing(pid))
         case "retired":
             world.retired(pid)
         case "end" | "kill":
@@ -756,9 +756,9 @@ def _until_over(world: World) -> Iterator[None]:
         if world.is_over:
             return
         for pid in sorted(world.alive):
-            world.on(e.Ready(pid))
-            world.on(e.Serving(pid))
-            if e.Retire(pid) in world.said:
+            world.on(e.ClientReady(pid))
+            world.on(e.ClientServing(pid))
+            if e.SendRetire(pid) in world.said:
                 world.retired(pid)
                 world.ends(pid, clean=True)
         world.waits(2)
