@@ -57,8 +57,9 @@ class Setting(msgspec.Struct, frozen=True):
         """The commands that accept the flag, for people; "" = mount alone."""
         if self.commands == ("mount",):
             return ""
-        if self.commands == EVERY:
-            return "every command"
+        refusing = [name for name in EVERY if name not in self.commands]
+        if len(refusing) <= 1:
+            return " but ".join(["every command", *refusing])
         groups = set(self.commands)  # a group stands for its commands
         clients = set(CLIENT_COMMANDS) <= groups
         others = [c for c in self.commands if not (clients and c in CLIENT_COMMANDS)]
@@ -409,7 +410,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Socket of the worker to use (its --socket); then no mount starts a worker.",
         "that of the best worker of this machine",
-        commands=("mount", *_IN_PODS),
+        commands=("mount", *_AGENT),
     ),
     Setting(
         "worker_wait",
@@ -417,7 +418,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         600.0,
         "Longest time that a mount with --worker-socket waits for its worker.",
         minimum=1,
-        commands=("mount", *_IN_PODS),
+        commands=("mount", *_AGENT),
     ),
     Setting(
         "holder",
@@ -527,7 +528,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "State home: sockets, namespaces, logs, records of mounts.",
         "$XDG_CACHE_HOME/cachefs or ~/.cache/cachefs",
-        commands=EVERY,
+        commands=tuple(name for name in EVERY if name not in _DRIVER),
     ),
 )
 

@@ -34,9 +34,8 @@ def start(node: CsiNode, log: Path, *flags: str) -> subprocess.Popen[bytes]:
     plugin = node.kubelet.directory / "plugins" / "csi.cachefs.io"
     command = [sys.executable, "-m", "cachefs.cli.main", "csi", "--node-id", "node1"]
     command += ["--endpoint", f"unix://{plugin}/csi.sock", "--master", MASTER]
-    command += ["--worker-socket", "/nowhere/worker.sock", "--holder", node.holder_socket]
-    command += ["--kubelet-dir", str(node.kubelet.directory), "--metrics", f"unix:{node.page}"]
-    command += ["--log-format", "json", "--linger", "1s", *flags]
+    command += ["--kubelet-dir", str(node.kubelet.directory), "--holder", node.holder_socket]
+    command += ["--metrics", f"unix:{node.page}", "--log-format", "json", "--linger", "1s", *flags]
     with open(log, "ab") as errors:
         environment = environment_of(node.directory / "user")
         return subprocess.Popen(
