@@ -16,6 +16,7 @@ import pytest
 
 from tests.kube.csi_node import LIMIT_S, MASTER, ROOT, CsiNode
 from tests.services.environment import environment_of
+from tests.services.processes import credentials, tcp_sockets
 
 END_S = 2.0
 
@@ -53,6 +54,8 @@ def test_sigterm_ends_the_driver_and_leaves_its_mounts(node: CsiNode, tmp_path: 
         target = node.kubelet.publish("pod-a", {"path": "/imagenet"})
         before = node.mounts()
         assert before == [node.shared()[0], str(target)]
+        assert not tcp_sockets(processes[0].pid)
+        assert not credentials(processes[0].pid)
         began_s = time.monotonic()
         processes[0].send_signal(signal.SIGTERM)
         assert processes[0].wait(LIMIT_S) == 0
