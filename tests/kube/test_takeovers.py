@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.mount_readers import MountReaders
 from tests.services.namespaces import with_mount
 from tests.services.pods import PodNode
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import credentials, is_running, stop, tcp_sockets, wait_until
 
 MIB = 1 << 20
 SEED = random.SystemRandom().getrandbits(32)
@@ -36,6 +37,7 @@ KEPT_S = (
 )
 OPEN_S = 10.0
 AWAY_S = 3.0
+HANG_S = 2.0  # without a heartbeat
 
 
 @pytest.fixture
@@ -77,11 +79,13 @@ def cluster(open_path: Path, source: Path) -> Iterator[Cluster]:
 class Node(PodNode):
     """A node, and the readers of its one mount."""
 
-    def __init__(self, root: Path, cluster: Cluster, source: Path, *options: str) -> None:
+    def __init__(
+        self, root: Path, cluster: Cluster, source: Path, *options: str, **client: Any
+    ) -> None:
         root.mkdir()
         super().__init__(root, root.parent / "run" / "worker.sock", *options)
         self.source = cluster.path("/data")
-        self.path, self.key = self.mount(self.source, "mnt")
+        self.path, self.key = self.mount(self.source, "mnt", **client)
         self.readers = MountReaders(
             self.path, source, root / "stop", with_mount(self.path, *TRAINER)
         )
@@ -162,6 +166,25 @@ def test_one_process_of_a_container_is_replaced_there(
     node.finish()
     assert len(agent.processes("cachefs.fuse.supervisor")) == 1
     assert len(agent.processes("cachefs.fuse.client")) == 1
+
+
+def test_a_client_that_hangs_is_replaced(
+    open_path: Path, cluster: Cluster, source: Path, rng: random.Random
+) -> None:
+    """Its supervisor misses the heartbeats, has the stacks written to the log, and kills it."""
+    with Node(open_path / "node", cluster, source, heartbeat_timeout_s=HANG_S) as node:
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+        node.readers.start(rng, KINDS)
+        for _ in range(2):
+            (hung,) = agent.processes("cachefs.fuse.client")
+            stop(hung)
+            wait_until(lambda: not is_running(hung), "the client that hangs ends")  # noqa: B023
+            wait_until(lambda: len(agent.processes("cachefs.fuse.client")) == 1, "the next one")
+            assert os.listdir(node.path)
+        node.finish()
+        assert node.claimant == "pod"
+        assert len(agent.processes("cachefs.fuse.supervisor")) == 1, "the agent started no other"
 
 
 def test_a_lost_holder_gets_every_mount_again(node: Node, rng: random.Random) -> None:
@@ -306,11 +329,8 @@ def test_the_container_needs_one_capability(node: Node) -> None:
     for pid in processes:
         status = Path(f"/proc/{pid}/status").read_text()
         assert int(status.split("CapEff:")[1].split()[0], 16) == 1 << 21, "CAP_SYS_ADMIN"
-        sockets = Path(f"/proc/{pid}/net/tcp").read_text()
-        inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
-        tcp = {f"socket:[{line.split()[9]}]" for line in sockets.splitlines()[1:]}
-        assert not tcp & inodes
-        assert b"TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert not tcp_sockets(pid)
+        assert not credentials(pid)
 
 
 def test_a_mount_of_one_worker_waits_for_it_and_starts_none(
@@ -346,10 +366,12 @@ def test_its_log_and_its_metrics_are_for_machines(
     with Node(open_path / "node", cluster, source, *options) as node:
         agent = node.agent("pod")
         agent.wait_until_ready()
-        lines = [json.loads(line) for line in agent.log.splitlines()]
-        assert {"cachefs.agent", "cachefs.supervisor", "cachefs.client"} <= {
-            line["logger"] for line in lines
-        }
+
+        def loggers() -> set[str]:
+            return {json.loads(line)["logger"] for line in agent.log.splitlines()}
+
+        every = {"cachefs.agent", "cachefs.supervisor", "cachefs.client"}
+        wait_until(lambda: every <= loggers(), "each process has logged")
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(OPEN_S)
             sock.connect(f"{open_path}/metrics.sock")
