@@ -46,6 +46,11 @@ def new_key(mountpoint: str) -> str:
     return f"{mount_id(mountpoint)}.{secrets.token_hex(_KEY_BYTES)}"
 
 
+def kept_name(name: str) -> str:
+    """Returns what the holder keeps of a claimant's name: its end, where names of pods differ."""
+    return name.encode()[-MAX_NAME_BYTES:].decode(errors="replace")
+
+
 class HolderClient:
     """A blocking connection to the holder. `name` is this claimant's name for other processes.
 

@@ -128,6 +128,14 @@ def test_a_rolled_agent_hands_over_to_the_next_and_back(node: Node, rng: random.
     node.finish()
 
 
+def test_an_agent_whose_name_is_too_long_for_the_holder_is_ready(node: Node) -> None:
+    """The holder keeps the end of the name. Each agent still knows which claims are its own."""
+    for number in range(2):
+        agent = node.agent(f"cachefs-node-of-a-long-name-{number}")
+        agent.wait_until_ready()
+        assert agent.name.endswith(node.claimant)
+
+
 def test_a_killed_container_is_followed_by_the_next(node: Node, rng: random.Random) -> None:
     agent = node.agent("pod")
     agent.wait_until_ready()

@@ -60,7 +60,11 @@ def tcp_sockets(pid: int) -> set[str]:
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
     ]
     of_namespace = {f"socket:[{line.split()[9]}]" for line in lines}
-    return of_namespace & {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    own: set[str] = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(link))
+    return of_namespace & own
 
 
 def credentials(pid: int) -> list[str]:

@@ -25,7 +25,7 @@ from cachefs.core.specs import DepositRef, Held, SupervisorSpec
 from cachefs.fuse import mounting
 from cachefs.fuse.agent import state as s
 from cachefs.fuse.agent.facts import AgentFacts
-from cachefs.fuse.deposits import Deposit, Event, HolderClient
+from cachefs.fuse.deposits import Deposit, Event, HolderClient, kept_name
 from cachefs.launcher.process_watch import Watch
 from cachefs.launcher.processes import STOP_SIGNALS, start_supervisor
 from cachefs.network.unix_sockets import close_all
@@ -65,7 +65,8 @@ class Agent:
     def __init__(self, spec: AgentSpec, facts: AgentFacts | None = None) -> None:
         self.facts = facts or AgentFacts()
         self._spec = spec
-        self._agency = s.Agency(spec.name, spec.give_up_s)
+        self._name = kept_name(spec.name)  # as events have it
+        self._agency = s.Agency(self._name, spec.give_up_s)
         self._selector = selectors.DefaultSelector()
         self._holder: HolderClient | None = None
         self._retry_at = 0.0
@@ -177,7 +178,7 @@ class Agent:
 
     def _on_event(self, event: Event) -> None:
         now = time.monotonic()
-        self.facts.note(event, self._spec.name, now)
+        self.facts.note(event, self._name, now)
         match event.verb:
             case "PUT":
                 self._on(s.Put(event.key))
