@@ -21,7 +21,7 @@ RETIRED_GRACE_S: Final = 4.0  # more for an agent whose mounts another one has c
 PAUSE_FIRST_S: Final = 1.0  # after a supervisor that ended without a claim
 PAUSE_MAX_S: Final = 30.0
 MISSING_S: Final = 30.0  # for supervisors to deposit their mounts with a new holder
-GOOD_S: Final = 10.0  # a claim of this length counts as service
+GOOD_S: Final = 10.0  # claims of this length, one after the other, count as service
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -86,20 +86,20 @@ class _Mount:
     """A mount of the holder. `start_at`: when this agent starts a supervisor of it."""
 
     __slots__ = (
-        "cause", "claimant", "claimed_at", "has_supervisor", "is_first", "missing_since", "pause_s",
-        "start_at", "unserved_since",
+        "cause", "claimant", "has_supervisor", "is_first", "missing_since", "pause_s",
+        "served_since", "start_at", "unserved_since",
     )  # fmt: skip
 
     def __init__(self, now: float, claimant: str, start_at: float, cause: str) -> None:
         self.claimant = claimant
-        self.claimed_at = now
         self.start_at = start_at
         self.cause = cause
         self.is_first = False  # it starts although another process has the claim
         self.has_supervisor = False  # of this agent
         self.missing_since = math.inf  # a holder that was started again does not know it yet
         self.pause_s = PAUSE_FIRST_S
-        self.unserved_since = math.inf if claimant else now
+        self.served_since = now if claimant else math.inf
+        self.unserved_since = math.inf if claimant else now  # apart from claims that were too short
 
     def is_due(self, now: float) -> bool:
         is_free = not self.claimant or self.is_first
@@ -109,6 +109,13 @@ class _Mount:
             and not self.has_supervisor
             and now >= self.start_at
         )
+
+    def end_service(self, now: float) -> None:
+        """Notes that nothing serves the mount."""
+        if now - self.served_since >= GOOD_S:
+            self.unserved_since, self.pause_s = math.inf, PAUSE_FIRST_S
+        self.served_since = math.inf
+        self.unserved_since = min(self.unserved_since, now)
 
 
 class Agency:
@@ -188,15 +195,14 @@ class Agency:
         if name == self._name or not mount.is_first:
             mount.is_first = False
             self._is_retired = name != self._name
-        mount.claimant, mount.claimed_at = name, now
+        mount.claimant = name
+        mount.served_since = min(mount.served_since, now)  # a hand-over does not interrupt it
 
     def _on_freed(self, key: str, now: float) -> None:
         mount = self._mounts.get(key)
         if mount is None or not mount.claimant:
             return
-        if now - mount.claimed_at >= GOOD_S:
-            mount.unserved_since, mount.pause_s = math.inf, PAUSE_FIRST_S
-        mount.unserved_since = min(mount.unserved_since, now)
+        mount.end_service(now)
         mount.claimant, mount.cause = "", "lost"
         mount.start_at = max(mount.start_at, now + self._grace_s)
 

@@ -116,6 +116,17 @@ def test_a_mount_that_nothing_can_serve_is_aborted(flapping: bool) -> None:
     assert world.agency.keys == []
 
 
+def test_a_newer_agent_that_dies_soon_does_not_end_a_mount_that_was_served() -> None:
+    world = World(claimants={"k": ""})
+    world.on(s.Claimed("k", "new"))
+    world.waits(2 * GIVE_UP_S)
+    world.on(s.Claimed("k", "newer"))
+    world.on(s.SupervisorEnded("k"))
+    world.waits(1.0)
+    world.on(s.Freed("k"))
+    assert world.waits(s.RETIRED_GRACE_S + 0.2) == [s.Start("k", "lost")]
+
+
 def test_a_service_of_some_time_counts() -> None:
     world = World(claimants={"k": ""})
     world.waits(GIVE_UP_S - 10)
