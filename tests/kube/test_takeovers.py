@@ -4,6 +4,7 @@ containers that are pid namespaces, and readers that are pods. [S-pods] [S-pods-
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -190,8 +191,8 @@ def test_a_client_that_hangs_is_replaced(
             wait_until(lambda: not is_running(hung), "the client that hangs ends")  # noqa: B023
             wait_until(lambda: len(agent.processes("cachefs.fuse.client")) == 1, "the next one")
             assert os.listdir(node.path)
+        node.wait_for("pod")
         node.finish()
-        assert node.claimant == "pod"
         assert len(agent.processes("cachefs.fuse.supervisor")) == 1, "the agent started no other"
 
 
@@ -313,6 +314,32 @@ def test_a_mount_that_nothing_can_serve_ends_with_an_error(
             os.stat(node.path / "big")
         assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
         wait_until(lambda: not node.claimants(), "it is dropped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_mount_whose_clients_fail_again_and_again_ends_with_an_error(
+    open_path: Path, cluster: Cluster, source: Path, number: signal.Signals
+) -> None:
+    options = ("--give-up-after", "4s")
+    limit_s = 0.5  # without a heartbeat
+    with Node(open_path / "node", cluster, source, *options, heartbeat_timeout_s=limit_s) as node:
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+        failed: set[int] = set()
+
+        def is_dropped() -> bool:
+            if agent.log.count(" is ready at ") > len(failed):  # the next client serves
+                for pid in {*agent.processes("cachefs.fuse.client")} - failed:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                    failed.add(pid)
+            return not node.claimants()
+
+        wait_until(is_dropped, "the mount is given up", 60.0)
+        with pytest.raises(OSError) as caught:
+            os.stat(node.path / "big")
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        assert "no client could serve" in agent.log
 
 
 def test_a_client_over_its_budget_is_replaced_under_readers(

@@ -5,7 +5,8 @@ agent of an older pod serves: the new supervisor claims the mount when it can se
 one hands over. From then on the agent starts supervisors only for mounts that no process claims. So
 two agents of one node never take a mount from each other again and again.
 
-A mount that was served by nobody for `give_up_s` is aborted: its users get an error, not a hang.
+A mount that was served by nobody for `give_up_s` is aborted: its users get an error, not a hang. A
+claimant whose clients die or hang one after the other does not serve.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PAUSE_FIRST_S: Final = 1.0  # after a supervisor that ended without a claim
 PAUSE_MAX_S: Final = 30.0
 MISSING_S: Final = 30.0  # for supervisors to deposit their mounts with a new holder
 GOOD_S: Final = 10.0  # claims of this length, one after the other, count as service
+FAILING_S: Final = 60.0  # the same for claims whose clients fail: two that hang take 42 s
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -42,6 +44,8 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
+    """A process claims a mount. `name`: "" if it had the claim, and its clients fail."""
+
     key: str
     name: str
 
@@ -110,9 +114,13 @@ class _Mount:
             and now >= self.start_at
         )
 
-    def end_service(self, now: float) -> None:
-        """Notes that nothing serves the mount."""
-        if now - self.served_since >= GOOD_S:
+    @property
+    def is_unserved(self) -> bool:
+        return self.served_since == math.inf
+
+    def end_service(self, now: float, good_s: float) -> None:
+        """Notes that nothing serves the mount. Only claims of `good_s` were a service."""
+        if now - self.served_since >= good_s:
             self.unserved_since, self.pause_s = math.inf, PAUSE_FIRST_S
         self.served_since = math.inf
         self.unserved_since = min(self.unserved_since, now)
@@ -192,6 +200,8 @@ class Agency:
         mount = self._mounts.get(key)
         if mount is None:
             return
+        if not name:
+            return mount.end_service(now, FAILING_S)
         if name == self._name or not mount.is_first:
             mount.is_first = False
             self._is_retired = name != self._name
@@ -202,7 +212,7 @@ class Agency:
         mount = self._mounts.get(key)
         if mount is None or not mount.claimant:
             return
-        mount.end_service(now)
+        mount.end_service(now, GOOD_S)
         mount.claimant, mount.cause = "", "lost"
         mount.start_at = max(mount.start_at, now + self._grace_s)
 
@@ -218,7 +228,7 @@ class Agency:
         for key, mount in list(self._mounts.items()):
             if now - mount.missing_since >= MISSING_S:
                 del self._mounts[key]  # it ended while there was no holder
-            elif not mount.claimant and now - mount.unserved_since >= self._give_up_s:
+            elif mount.is_unserved and now - mount.unserved_since >= self._give_up_s:
                 del self._mounts[key]
                 yield Abort(key)
             elif mount.is_due(now):

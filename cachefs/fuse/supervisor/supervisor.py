@@ -114,6 +114,8 @@ class Supervisor:
             self._looked_at = now
             self._look(now)
         self._on(e.Tick())
+        if self._held_mount is not None and self._held_mount.tell(self._state.is_failing):
+            self._on_holder()
 
     def _look(self, now: float) -> None:
         for process in [p for p in self._processes.values() if p.is_dead()]:
