@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.core import config
-from cachefs.core.settings import CLIENT_COMMANDS
+from cachefs.core.setting import CLIENT_COMMANDS
 
 ASKERS_SHOWN: Final = ", ".join(f"`{name}`" for name in CLIENT_COMMANDS if " " not in name)
 PAGE: Final = f"""# Configuration

@@ -12,7 +12,8 @@ import click
 from cachefs.core import config
 from cachefs.core.config import Config, TomlFile
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import BY_NAME, KNOWN, LIST_SEPARATOR, SETTINGS, Scalar, Setting, Type
+from cachefs.core.setting import KNOWN, LIST_SEPARATOR, Scalar, Setting, Type
+from cachefs.core.settings import BY_NAME, SETTINGS
 from cachefs.launcher.state import StateHome
 
 Command = Callable[..., Any]

@@ -18,15 +18,8 @@ import msgspec
 
 from cachefs.core import units
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import (
-    BY_NAME,
-    LIST_SEPARATOR,
-    SETTINGS,
-    SOURCE_OPTIONS,
-    Scalar,
-    Setting,
-    Type,
-)
+from cachefs.core.setting import LIST_SEPARATOR, Scalar, Setting, Type
+from cachefs.core.settings import BY_NAME, SETTINGS, SOURCE_OPTIONS
 
 CONFIG_ENV: Final = "CACHEFS_CONFIG"
 SYSTEM_FILE: Final = "/etc/cachefs/cachefs.toml"

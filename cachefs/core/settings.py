@@ -3,91 +3,15 @@ configuration files and docs/configuration.md are generated from it."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
+from cachefs.core.setting import AGENT, CLIENT_COMMANDS, DRIVER, EVERY, IN_PODS, Setting, Type
 
-ENV_PREFIX: Final = "CACHEFS_"
-LIST_SEPARATOR: Final = ";"
-
-Scalar = str | int | float | bool | None
-
-
-class Type(enum.Enum):
-    """The type of a value: how it is written, and its Python type."""
-
-    TEXT = "text"  # str; "" = not set
-    PATH = "path"  # str, absolute; "" = not set
-    URL = "URL"  # str, http:// or https://; "" = not set
-    SIZE = "size"  # int, bytes
-    DURATION = "duration"  # float, seconds
-    SWITCH = "yes or no"  # bool; None = decided at mount time
-    ID = "number"  # int; -1 = not set
-    COUNT = "count"  # int
-    MODE = "octal mode"  # int, permission bits
-    CHOICE = "choice"  # str, one of `choices`
-    LIST = "list"  # str, joined by ";"; a flag that may be repeated, a list in TOML
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """A setting. `shown`: what an empty default stands for, in words."""
-
-    name: str
-    type: Type
-    default: Scalar
-    help: str
-    shown: str = ""
-    choices: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ("mount",)  # that accept it as a flag
-    minimum: float = 0
-    option: str = ""  # the flag's name, if it differs from the setting's
-
-    @property
-    def flag(self) -> str:
-        return "--" + (self.option or self.name).replace("_", "-")
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def taken_by(self) -> str:
-        """The commands that accept the flag, for people; "" = mount alone."""
-        if self.commands == ("mount",):
-            return ""
-        if self.commands == EVERY:
-            return "every command"
-        groups = set(self.commands)  # a group stands for its commands
-        clients = set(CLIENT_COMMANDS) <= groups
-        others = [c for c in self.commands if not (clients and c in CLIENT_COMMANDS)]
-        named = [c for c in others if " " not in c or c.split()[0] not in groups]
-        return ", ".join([*named, "client commands"] if clients else named)
-
-    @property
-    def accepts(self) -> str:
-        """The accepted values, for people."""
-        return " \\| ".join(self.choices) if self.choices else self.type.value
-
-
-# Commands that send requests to a master, its workers, or the server of a mount.
-CLIENT_COMMANDS: Final = (
-    "status", "health", "top", "logs", "ls", "stat", "du", "sync", "load", "jobs", "free", "pin",
-    "unpin", "ttl", "quota", "policy", "ufs", "ufs add", "workers", "location", "fsck",
-)  # fmt: skip
 _CLIENTS: Final = ("mount", "worker", *CLIENT_COMMANDS)
 _SERVERS: Final = ("master", "worker")
 _CACHES: Final = ("mount", "worker")
 _SOURCES: Final = ("mount", "ufs add")
-_AGENT: Final = ("fuse-agent",)
-_DRIVER: Final = ("csi",)
-_IN_PODS: Final = (*_DRIVER, *_AGENT)
-EVERY: Final = (
-    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *_IN_PODS,
-    *CLIENT_COMMANDS,
-)  # fmt: skip
-KNOWN: Final = frozenset(EVERY)
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
@@ -283,7 +207,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "The cluster's master, as HOST:PORT or a URL.",
         "the cluster of `cachefs up`, else 127.0.0.1:19998",
-        commands=("worker", *_DRIVER, *CLIENT_COMMANDS),
+        commands=("worker", *DRIVER, *CLIENT_COMMANDS),
     ),
     Setting(
         "token_file",
@@ -393,7 +317,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "info",
         "Lowest level of the lines to log.",
         choices=("debug", "info", "warning", "error"),
-        commands=("mount", "master", "worker", "up", *_IN_PODS),
+        commands=("mount", "master", "worker", "up", *IN_PODS),
     ),
     Setting(
         "socket",
@@ -409,7 +333,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Socket of the worker to use (its --socket); then no mount starts a worker.",
         "that of the best worker of this machine",
-        commands=("mount", *_IN_PODS),
+        commands=("mount", *AGENT),
     ),
     Setting(
         "worker_wait",
@@ -417,7 +341,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         600.0,
         "Longest time that a mount with --worker-socket waits for its worker.",
         minimum=1,
-        commands=("mount", *_IN_PODS),
+        commands=("mount", *AGENT),
     ),
     Setting(
         "holder",
@@ -425,7 +349,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Socket of the node's holder, which keeps the mounts of pods alive.",
         "none",
-        commands=_IN_PODS,
+        commands=IN_PODS,
     ),
     Setting(
         "agent_name",
@@ -433,7 +357,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Name of this agent among those of its node; in a pod: the pod's name.",
         "the machine's host name",
-        commands=_AGENT,
+        commands=AGENT,
         option="name",
     ),
     Setting(
@@ -442,14 +366,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         900.0,
         "A mount that no client could serve for this time is aborted: its users get an error.",
         minimum=1,
-        commands=_AGENT,
+        commands=AGENT,
     ),
     Setting(
         "client_memory",
         Type.SIZE,
         0,
         "Memory from which a mount's client is replaced by a new one; 0: no limit.",
-        commands=_AGENT,
+        commands=AGENT,
     ),
     Setting(
         "ready_file",
@@ -457,7 +381,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "File that exists while every mount is served, for a readiness probe.",
         "none",
-        commands=_AGENT,
+        commands=AGENT,
     ),
     Setting(
         "endpoint",
@@ -465,7 +389,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Socket of the CSI driver, as unix:PATH.",
         "none",
-        commands=_DRIVER,
+        commands=DRIVER,
     ),
     Setting(
         "node_id",
@@ -473,14 +397,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Name of this node for Kubernetes.",
         "the machine's host name",
-        commands=_DRIVER,
+        commands=DRIVER,
     ),
     Setting(
         "kubelet_dir",
         Type.PATH,
         "/var/lib/kubelet",
         "Directory of the kubelet, which the driver sees at the same path.",
-        commands=_DRIVER,
+        commands=DRIVER,
     ),
     Setting(
         "registration_dir",
@@ -488,21 +412,21 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Directory in which the kubelet looks for drivers.",
         "plugins_registry in the kubelet's directory",
-        commands=_DRIVER,
+        commands=DRIVER,
     ),
     Setting(
         "linger",
         Type.DURATION,
         60.0,
         "A mount that no pod uses for this time is removed.",
-        commands=_DRIVER,
+        commands=DRIVER,
     ),
     Setting(
         "confine",
         Type.SWITCH,
         False,
         "Inline volumes show only data below the namespace of their pod.",
-        commands=_DRIVER,
+        commands=DRIVER,
     ),
     Setting(
         "node_metrics",
@@ -510,7 +434,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "Address of /metrics and /healthz, as unix:PATH or HOST:PORT.",
         "none",
-        commands=_IN_PODS,
+        commands=IN_PODS,
         option="metrics",
     ),
     Setting(
@@ -519,7 +443,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "text",
         "Form of the log's lines on standard error.",
         choices=("text", "json"),
-        commands=_IN_PODS,
+        commands=IN_PODS,
     ),
     Setting(
         "home",
@@ -527,7 +451,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "State home: sockets, namespaces, logs, records of mounts.",
         "$XDG_CACHE_HOME/cachefs or ~/.cache/cachefs",
-        commands=EVERY,
+        commands=tuple(name for name in EVERY if name not in DRIVER),
     ),
 )
 

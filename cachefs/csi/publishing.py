@@ -11,8 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse, Unreachable
@@ -64,7 +63,7 @@ class Publisher:
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._busy: set[str] = set()
-        self._fresh: dict[Hashable, float] = {}  # until when an answer holds
+        self._fresh: dict[str, float] = {}  # device -> until when it counts as not dead
         self._places = threading.BoundedSemaphore(MAX_WAITING)
 
     def publish(self, request: Publish) -> None:
@@ -113,20 +112,16 @@ class Publisher:
 
     def _is_dead(self, target: str, device: str) -> bool:
         """Returns whether a mount is dead. One that waits for its server is not."""
-        return not self._holds(device, lambda: self._query(target, CHECK_S) is not Answer.DEAD)
-
-    def _holds(self, key: Hashable, query: Callable[[], bool]) -> bool:
-        """Returns what a query returns; for `FRESH_S` after it was True, True."""
         now = time.monotonic()
         with self._lock:
-            self._fresh = {known: end for known, end in self._fresh.items() if end > now}
-            if key in self._fresh:
-                return True
-        if not query():
-            return False
+            self._fresh = {dev: end for dev, end in self._fresh.items() if end > now}
+            if device in self._fresh:
+                return False
+        if self._query(target, CHECK_S) is Answer.DEAD:
+            return True
         with self._lock:
-            self._fresh[key] = time.monotonic() + FRESH_S
-        return True
+            self._fresh[device] = time.monotonic() + FRESH_S
+        return False
 
     def _replace(self, target: str, device: str, volume: Volume) -> None:
         """Removes a dead bind and its shared mount, and mounts that anew. If the last step fails,
@@ -152,20 +147,16 @@ class Publisher:
         """Returns the shared mount of a volume once it answers. A dead one is replaced."""
         for _ in range(TRIES):
             shared = self._mounts.find_or_make(volume)
-            if self._holds(shared, partial(self._is_alive, shared, volume, end)):
+            answer = self._query(shared.place, max(0.0, end - time.monotonic()))
+            if answer is Answer.ALIVE:
                 return shared
+            if answer is Answer.NONE:
+                raise DeadlineExceeded(
+                    f"the mount of {volume.url} does not answer yet",
+                    remedy="do the worker and the fuse container run on this node?",
+                )
             self._mounts.discard(shared)
         raise Unreachable(f"the mount of {volume.url} ended {TRIES} times")
-
-    def _is_alive(self, shared: SharedMount, volume: Volume, end: float) -> bool:
-        """Returns whether a mount answers, or False if it is dead. Raises DeadlineExceeded."""
-        answer = self._query(shared.place, max(0.0, end - time.monotonic()))
-        if answer is Answer.NONE:
-            raise DeadlineExceeded(
-                f"the mount of {volume.url} does not answer yet",
-                remedy="do the worker and the fuse container run on this node?",
-            )
-        return answer is Answer.ALIVE
 
     def _query(self, place: str, deadline_s: float) -> Answer:
         try:

@@ -46,11 +46,7 @@ class Node(msgspec.Struct, frozen=True):
     """What the driver knows about its node."""
 
     kubelet_dir: str
-    worker_socket: str
     holder: str  # path of its socket
-    home: str  # of the clients
-    worker_wait_s: float = 600.0
-    log_level: str = "info"
 
     @property
     def plugin_dir(self) -> str:
@@ -209,9 +205,10 @@ class SharedMounts:
             os.close(table_fd)
 
     def _spec(self, volume: Volume, place: str) -> ClientSpec:
+        """Returns what the volume determines. The agent that serves the mount sets the rest."""
         return ClientSpec(
-            home=self._node.home,
-            socket=self._node.worker_socket,
+            home="",
+            socket="",
             source=UfsSpec(volume.url),
             mountpoint=place,
             allow_other=True,
@@ -222,9 +219,6 @@ class SharedMounts:
             dir_mode=volume.dir_mode,
             transport="kernel",
             mount_options=volume.mount_options,
-            log_level=self._node.log_level,
-            log_to_stderr=True,
-            worker_wait_s=self._node.worker_wait_s,
         )
 
     @contextlib.contextmanager

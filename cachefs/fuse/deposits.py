@@ -34,7 +34,8 @@ class Deposit(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event of the holder, see `cachefs.holder.protocol`. `name`: of the claimant."""
+    """An event of the holder, see `cachefs.holder.protocol`. `name`: of the claimant, "" for one
+    whose clients fail."""
 
     verb: str
     key: str
@@ -44,6 +45,11 @@ class Event(msgspec.Struct, frozen=True):
 def new_key(mountpoint: str) -> str:
     """Returns a key for a new mount at this place."""
     return f"{mount_id(mountpoint)}.{secrets.token_hex(_KEY_BYTES)}"
+
+
+def kept_name(name: str) -> str:
+    """Returns what the holder keeps of a claimant's name: its end, where names of pods differ."""
+    return name.encode()[-MAX_NAME_BYTES:].decode(errors="replace")
 
 
 class HolderClient:
@@ -97,9 +103,11 @@ class HolderClient:
         lines = self._call(Datagram("WATCH" if watch else "LIST")).data.decode().splitlines()
         return {key: name for key, _, name in (line.partition(" ") for line in lines)}
 
-    def claim(self, key: str) -> bool:
-        """Claims a key; its former claimant hands over. Returns False for an unknown key."""
-        return self._call(Datagram("CLAIM", key, self._name)).verb == "OK"
+    def claim(self, key: str, *, is_failing: bool = False) -> bool:
+        """Claims a key; its former claimant hands over. A claimant whose clients fail has no name.
+        Returns False for an unknown key."""
+        name = b"" if is_failing else self._name
+        return self._call(Datagram("CLAIM", key, name)).verb == "OK"
 
     def drop(self, key: str) -> bool:
         """Drops a deposit. Returns False for an unknown key."""

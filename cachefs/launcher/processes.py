@@ -14,13 +14,15 @@ import contextlib
 import fcntl
 import os
 import select
+import selectors
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -411,6 +413,28 @@ def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
     return process.pid
+
+
+@contextlib.contextmanager
+def stop_signals(selector: selectors.BaseSelector, on_stop: Callable[[], None]) -> Iterator[None]:
+    """Has a loop around a selector, which calls the `data` of what is ready, call `on_stop` for
+    stop signals, also for those that were pending at its start."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+
+    def asked() -> None:
+        ours.recv(64)
+        on_stop()
+
+    with ours, theirs:
+        selector.register(ours, selectors.EVENT_READ, asked)
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: None)  # only the wake-up descriptor below is used
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # see `start_supervisor`
+        yield
+        signal.set_wakeup_fd(-1)
 
 
 def wait_child(pid: int) -> int:

@@ -4,7 +4,6 @@ and drivers in this process. At its end nothing of it may be left."""
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -71,12 +70,7 @@ class CsiNode:
             self.server = None
 
     def spec(self, **changes: Any) -> DriverSpec:
-        node = Node(
-            str(self.kubelet.directory),
-            worker_socket=str(self.directory / "worker.sock"),
-            holder=self.holder_socket,
-            home=str(self.directory / "home"),
-        )
+        node = Node(str(self.kubelet.directory), self.holder_socket)
         settings: dict[str, Any] = {
             "node_id": "node1",
             "master": MASTER,
@@ -150,4 +144,3 @@ class CsiNode:
         assert not self.mounts()
         own = [path for path in sockets_below(self.directory) if path != self.holder_socket]
         assert own == []
-        assert not os.path.exists(self.directory / "home")

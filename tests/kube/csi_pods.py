@@ -39,7 +39,7 @@ class CsiPodNode(PodNode):
     def _driver(self) -> Driver:
         directory = str(self.kubelet.directory)
         spec = DriverSpec(
-            Node(directory, str(self.worker_socket), self.holder.path, str(self.root / "home")),
+            Node(directory, self.holder.path),
             node_id="node1",
             master=self.master,
             endpoint=f"unix:{directory}/csi.sock",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
@@ -14,9 +15,13 @@ import grpc
 import pytest
 
 from cachefs.core.errors import BadConfig
+from cachefs.core.specs import ClientSpec
+from cachefs.csi import shared_mounts
 from cachefs.csi.driver import Driver
 from cachefs.csi.generated import csi_pb2 as csi
+from cachefs.fuse import mount_flags
 from cachefs.fuse.deposits import Deposit, HolderClient, new_key
+from cachefs.fuse.kernel.mount import mount as kernel_mount
 from cachefs.fuse.kernel.table import TakeoverTable
 from tests.kube.csi_node import MASTER, CsiNode
 from tests.kube.fake_kubelet import refused
@@ -65,6 +70,43 @@ def test_a_volume_is_bound_read_only_and_removed(node: CsiNode) -> None:
         node.kubelet.unpublish("pod-a")
         assert not target.exists()
     assert len(node.mounts()) == 1
+
+
+def test_mount_options_reach_the_kernel(node: CsiNode) -> None:
+    """The flags of the shared mount and of its binds are those of the volume."""
+    node.start_driver()
+    plain = node.kubelet.publish("pod-a", IMAGENET)
+    (first,) = node.shared()
+    target = node.kubelet.publish("pod-b", IMAGENET, flags=["noexec", "noatime", "nodiratime"])
+    (second,) = {*node.shared()} - {first}
+    for place in (Path(second), target):
+        assert flags_of(place) >= {"noexec", "noatime", "nodiratime", "nosuid", "nodev", "ro"}
+    for place in (Path(first), plain):
+        assert not flags_of(place) & {"noexec", "noatime", "nodiratime"}
+
+
+def test_the_context_of_a_volume_reaches_the_kernel(
+    node: CsiNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This kernel knows no contexts, and refuses them as it refuses any unknown option."""
+    assert not Path("/sys/fs/selinux/status").exists(), "this test is for kernels without SELinux"
+    monkeypatch.setattr(mount_flags, "_SELINUX", tmp_path)
+    context = 'context="system_u:object_r:container_file_t:s0:c1,c2"'
+    asked: list[tuple[str, ...]] = []
+
+    def mount(spec: ClientSpec) -> int:
+        asked.append(spec.mount_options)
+        return kernel_mount(spec)
+
+    monkeypatch.setattr(shared_mounts, "mount", mount)
+    node.start_driver()
+    with refused() as found:
+        node.kubelet.publish("pod-a", IMAGENET, flags=["noexec", context])
+    assert os.strerror(errno.EINVAL) in found[0][1]
+    assert asked == [("noexec", context)]
+    assert node.mounts() == []
+    assert node.keys() == {}
+    node.kubelet.publish("pod-a", IMAGENET, flags=["noexec"])
 
 
 def test_the_deposit_has_what_a_supervisor_needs(node: CsiNode) -> None:

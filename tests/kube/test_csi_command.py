@@ -16,6 +16,7 @@ import pytest
 
 from tests.kube.csi_node import LIMIT_S, MASTER, ROOT, CsiNode
 from tests.services.environment import environment_of
+from tests.services.processes import credentials, tcp_sockets
 
 END_S = 2.0
 
@@ -34,9 +35,8 @@ def start(node: CsiNode, log: Path, *flags: str) -> subprocess.Popen[bytes]:
     plugin = node.kubelet.directory / "plugins" / "csi.cachefs.io"
     command = [sys.executable, "-m", "cachefs.cli.main", "csi", "--node-id", "node1"]
     command += ["--endpoint", f"unix://{plugin}/csi.sock", "--master", MASTER]
-    command += ["--worker-socket", "/nowhere/worker.sock", "--holder", node.holder_socket]
-    command += ["--kubelet-dir", str(node.kubelet.directory), "--metrics", f"unix:{node.page}"]
-    command += ["--log-format", "json", "--linger", "1s", *flags]
+    command += ["--kubelet-dir", str(node.kubelet.directory), "--holder", node.holder_socket]
+    command += ["--metrics", f"unix:{node.page}", "--log-format", "json", "--linger", "1s", *flags]
     with open(log, "ab") as errors:
         environment = environment_of(node.directory / "user")
         return subprocess.Popen(
@@ -54,6 +54,8 @@ def test_sigterm_ends_the_driver_and_leaves_its_mounts(node: CsiNode, tmp_path: 
         target = node.kubelet.publish("pod-a", {"path": "/imagenet"})
         before = node.mounts()
         assert before == [node.shared()[0], str(target)]
+        assert not tcp_sockets(processes[0].pid)
+        assert not credentials(processes[0].pid)
         began_s = time.monotonic()
         processes[0].send_signal(signal.SIGTERM)
         assert processes[0].wait(LIMIT_S) == 0
@@ -68,12 +70,8 @@ def test_sigterm_ends_the_driver_and_leaves_its_mounts(node: CsiNode, tmp_path: 
         node.wait_until(lambda: not node.mounts() and not node.keys())
     finally:
         for process in processes:
-            process.kill()
+            process.terminate()  # it removes its sockets
             process.wait(LIMIT_S)
-        for path in (node.page, node.kubelet.endpoint or node.page):
-            Path(path).unlink(missing_ok=True)
-        registration = node.kubelet.directory / "plugins_registry" / "csi.cachefs.io-reg.sock"
-        registration.unlink(missing_ok=True)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {"ts", "level", "logger", "message", "fields"} == set(lines[0])
     assert any(line["message"].startswith("mounted cachefs://") for line in lines)

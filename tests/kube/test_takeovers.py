@@ -4,6 +4,7 @@ containers that are pid namespaces, and readers that are pods. [S-pods] [S-pods-
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,7 @@ from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.mount_readers import MountReaders
 from tests.services.namespaces import with_mount
 from tests.services.pods import PodNode
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import credentials, is_running, stop, tcp_sockets, wait_until
 
 MIB = 1 << 20
 SEED = random.SystemRandom().getrandbits(32)
@@ -36,6 +38,7 @@ KEPT_S = (
 )
 OPEN_S = 10.0
 AWAY_S = 3.0
+HANG_S = 2.0  # without a heartbeat
 
 
 @pytest.fixture
@@ -77,11 +80,13 @@ def cluster(open_path: Path, source: Path) -> Iterator[Cluster]:
 class Node(PodNode):
     """A node, and the readers of its one mount."""
 
-    def __init__(self, root: Path, cluster: Cluster, source: Path, *options: str) -> None:
+    def __init__(
+        self, root: Path, cluster: Cluster, source: Path, *options: str, **client: Any
+    ) -> None:
         root.mkdir()
         super().__init__(root, root.parent / "run" / "worker.sock", *options)
         self.source = cluster.path("/data")
-        self.path, self.key = self.mount(self.source, "mnt")
+        self.path, self.key = self.mount(self.source, "mnt", **client)
         self.readers = MountReaders(
             self.path, source, root / "stop", with_mount(self.path, *TRAINER)
         )
@@ -124,6 +129,14 @@ def test_a_rolled_agent_hands_over_to_the_next_and_back(node: Node, rng: random.
     node.finish()
 
 
+def test_an_agent_whose_name_is_too_long_for_the_holder_is_ready(node: Node) -> None:
+    """The holder keeps the end of the name. Each agent still knows which claims are its own."""
+    for number in range(2):
+        agent = node.agent(f"cachefs-node-of-a-long-name-{number}")
+        agent.wait_until_ready()
+        assert agent.name.endswith(node.claimant)
+
+
 def test_a_killed_container_is_followed_by_the_next(node: Node, rng: random.Random) -> None:
     agent = node.agent("pod")
     agent.wait_until_ready()
@@ -162,6 +175,25 @@ def test_one_process_of_a_container_is_replaced_there(
     node.finish()
     assert len(agent.processes("cachefs.fuse.supervisor")) == 1
     assert len(agent.processes("cachefs.fuse.client")) == 1
+
+
+def test_a_client_that_hangs_is_replaced(
+    open_path: Path, cluster: Cluster, source: Path, rng: random.Random
+) -> None:
+    """Its supervisor misses the heartbeats, has the stacks written to the log, and kills it."""
+    with Node(open_path / "node", cluster, source, heartbeat_timeout_s=HANG_S) as node:
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+        node.readers.start(rng, KINDS)
+        for _ in range(2):
+            (hung,) = agent.processes("cachefs.fuse.client")
+            stop(hung)
+            wait_until(lambda: not is_running(hung), "the client that hangs ends")  # noqa: B023
+            wait_until(lambda: len(agent.processes("cachefs.fuse.client")) == 1, "the next one")
+            assert os.listdir(node.path)
+        node.wait_for("pod")
+        node.finish()
+        assert len(agent.processes("cachefs.fuse.supervisor")) == 1, "the agent started no other"
 
 
 def test_a_lost_holder_gets_every_mount_again(node: Node, rng: random.Random) -> None:
@@ -284,6 +316,32 @@ def test_a_mount_that_nothing_can_serve_ends_with_an_error(
         wait_until(lambda: not node.claimants(), "it is dropped")
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_mount_whose_clients_fail_again_and_again_ends_with_an_error(
+    open_path: Path, cluster: Cluster, source: Path, number: signal.Signals
+) -> None:
+    options = ("--give-up-after", "4s")
+    limit_s = 0.5  # without a heartbeat
+    with Node(open_path / "node", cluster, source, *options, heartbeat_timeout_s=limit_s) as node:
+        agent = node.agent("pod")
+        agent.wait_until_ready()
+        failed: set[int] = set()
+
+        def is_dropped() -> bool:
+            if agent.log.count(" is ready at ") > len(failed):  # the next client serves
+                for pid in {*agent.processes("cachefs.fuse.client")} - failed:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                    failed.add(pid)
+            return not node.claimants()
+
+        wait_until(is_dropped, "the mount is given up", 60.0)
+        with pytest.raises(OSError) as caught:
+            os.stat(node.path / "big")
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        assert "no client could serve" in agent.log
+
+
 def test_a_client_over_its_budget_is_replaced_under_readers(
     open_path: Path, cluster: Cluster, source: Path, rng: random.Random
 ) -> None:
@@ -306,11 +364,8 @@ def test_the_container_needs_one_capability(node: Node) -> None:
     for pid in processes:
         status = Path(f"/proc/{pid}/status").read_text()
         assert int(status.split("CapEff:")[1].split()[0], 16) == 1 << 21, "CAP_SYS_ADMIN"
-        sockets = Path(f"/proc/{pid}/net/tcp").read_text()
-        inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
-        tcp = {f"socket:[{line.split()[9]}]" for line in sockets.splitlines()[1:]}
-        assert not tcp & inodes
-        assert b"TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert not tcp_sockets(pid)
+        assert not credentials(pid)
 
 
 def test_a_mount_of_one_worker_waits_for_it_and_starts_none(
@@ -346,10 +401,12 @@ def test_its_log_and_its_metrics_are_for_machines(
     with Node(open_path / "node", cluster, source, *options) as node:
         agent = node.agent("pod")
         agent.wait_until_ready()
-        lines = [json.loads(line) for line in agent.log.splitlines()]
-        assert {"cachefs.agent", "cachefs.supervisor", "cachefs.client"} <= {
-            line["logger"] for line in lines
-        }
+
+        def loggers() -> set[str]:
+            return {json.loads(line)["logger"] for line in agent.log.splitlines()}
+
+        every = {"cachefs.agent", "cachefs.supervisor", "cachefs.client"}
+        wait_until(lambda: every <= loggers(), "each process has logged")
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(OPEN_S)
             sock.connect(f"{open_path}/metrics.sock")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec
@@ -161,15 +161,16 @@ class PodNode:
         with self.connect() as holder:
             return holder.claimants()
 
-    def mount(self, source: str, name: str) -> tuple[Path, str]:
-        """Mounts a path of a cluster, and deposits the mount. Returns its place and its key."""
+    def mount(self, source: str, name: str, **client: Any) -> tuple[Path, str]:
+        """Mounts a path of a cluster, and deposits the mount. `client`: fields of its spec. Returns
+        its place and its key."""
         mountpoint = self.root / name
         mountpoint.mkdir()
         self.mountpoints.append(mountpoint)
         key = new_key(str(mountpoint))
         spec = ClientSpec(
             home="", socket="", source=UfsSpec(source), mountpoint=str(mountpoint),
-            allow_other=True, transport="kernel", worker_wait_s=60.0,
+            allow_other=True, transport="kernel", worker_wait_s=60.0, **client,
         )  # fmt: skip
         fuse_fd = mount(spec)
         negotiated = answer_init(fuse_fd, spec)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PAUSE_S = 0.02
+CREDENTIAL_MARKS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AWS_")
 
 
 class NotInTime(Exception):
@@ -49,6 +50,28 @@ def stop(pid: int) -> None:
         return all(stat_fields(task)[0] in "TZ" for task in tasks)
 
     wait_until(is_stopped, f"process {pid} is stopped")
+
+
+def tcp_sockets(pid: int) -> set[str]:
+    """The TCP sockets among the descriptors of a process, of whatever state."""
+    lines = [
+        line
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    of_namespace = {f"socket:[{line.split()[9]}]" for line in lines}
+    own: set[str] = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(link))
+    return of_namespace & own
+
+
+def credentials(pid: int) -> list[str]:
+    """The names in the environment of a process that look like those of credentials."""
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    names = [pair.partition("=")[0] for pair in pairs]
+    return [name for name in names if any(mark in name.upper() for mark in CREDENTIAL_MARKS)]
 
 
 def is_running(pid: int) -> bool:

@@ -10,7 +10,8 @@ from cachefs.cli import config_page
 from cachefs.core import config
 from cachefs.core.config import TomlFile, load
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import SETTINGS, SOURCE_OPTIONS, Scalar, Setting
+from cachefs.core.setting import Scalar, Setting
+from cachefs.core.settings import SETTINGS, SOURCE_OPTIONS
 
 S3 = SOURCE_OPTIONS.values()
 ROOT = Path(__file__).parents[2]

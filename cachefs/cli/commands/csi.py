@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cachefs.csi.driver import DriverSpec
 
 MODULES: Final = ("grpc", "google.protobuf", "prometheus_client")  # of the extra "csi"
-NEEDED: Final = ("endpoint", "master", "worker_socket", "holder")
+NEEDED: Final = ("endpoint", "master", "holder")
 
 
 @click.command("csi")
@@ -82,17 +82,9 @@ def plan(chosen: Config) -> DriverSpec:
             flag = f"--{name.replace('_', '-')}"
             raise BadConfig(f"{flag} is missing", remedy=f"give {flag}")
     kubelet_dir = os.path.normpath(chosen.text("kubelet_dir"))
-    node = Node(
-        kubelet_dir,
-        worker_socket=chosen.text("worker_socket"),
-        holder=chosen.text("holder"),
-        home=str(settings.state_home(chosen).path),
-        worker_wait_s=chosen.seconds("worker_wait"),
-        log_level=chosen.text("log_level"),
-    )
     registration_dir = chosen.text("registration_dir")
     return DriverSpec(
-        node,
+        Node(kubelet_dir, chosen.text("holder")),
         node_id=chosen.text("node_id") or socket.gethostname(),
         master=address_of(master_url(chosen.text("master"), tls=False)),
         endpoint=chosen.text("endpoint"),

@@ -14,7 +14,8 @@ import msgspec
 from cachefs.cli import error_output
 from cachefs.core.config import find_setting
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import BY_NAME, Scalar, Type
+from cachefs.core.setting import Scalar, Type
+from cachefs.core.settings import BY_NAME
 from cachefs.fuse import mount_flags
 
 USAGE: Final = "usage: mount.cachefs SOURCE MOUNTPOINT [-o OPTION[=VALUE][,...]]"

@@ -12,9 +12,8 @@ import logging
 import os
 import selectors
 import signal
-import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +24,9 @@ from cachefs.core.specs import DepositRef, Held, SupervisorSpec
 from cachefs.fuse import mounting
 from cachefs.fuse.agent import state as s
 from cachefs.fuse.agent.facts import AgentFacts
-from cachefs.fuse.deposits import Deposit, Event, HolderClient
+from cachefs.fuse.deposits import Deposit, Event, HolderClient, kept_name
 from cachefs.launcher.process_watch import Watch
-from cachefs.launcher.processes import STOP_SIGNALS, start_supervisor
+from cachefs.launcher.processes import start_supervisor, stop_signals
 from cachefs.network.unix_sockets import close_all
 
 log = logging.getLogger("cachefs.agent")
@@ -65,7 +64,8 @@ class Agent:
     def __init__(self, spec: AgentSpec, facts: AgentFacts | None = None) -> None:
         self.facts = facts or AgentFacts()
         self._spec = spec
-        self._agency = s.Agency(spec.name, spec.give_up_s)
+        self._name = kept_name(spec.name)  # as events have it
+        self._agency = s.Agency(self._name, spec.give_up_s)
         self._selector = selectors.DefaultSelector()
         self._holder: HolderClient | None = None
         self._retry_at = 0.0
@@ -82,7 +82,7 @@ class Agent:
     def run(self) -> int:
         """Runs until a stop signal; then the supervisors leave their mounts. Returns 0."""
         self._say_ready(False)
-        with self._signals():
+        with stop_signals(self._selector, self._on_signal):
             while not self._is_stopping:
                 self._step()
             self._stop()
@@ -103,20 +103,7 @@ class Agent:
         if self._agency.is_ready != self._is_ready:
             self._say_ready(self._agency.is_ready)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.setblocking(False)
-            theirs.setblocking(False)
-            for number in STOP_SIGNALS:
-                signal.signal(number, self._on_signal)
-            signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-            self._selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(64))
-            yield
-            signal.set_wakeup_fd(-1)
-
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_signal(self) -> None:
         self._is_stopping = True
 
     def _stop(self) -> None:
@@ -177,7 +164,7 @@ class Agent:
 
     def _on_event(self, event: Event) -> None:
         now = time.monotonic()
-        self.facts.note(event, self._spec.name, now)
+        self.facts.note(event, self._name, now)
         match event.verb:
             case "PUT":
                 self._on(s.Put(event.key))

@@ -5,7 +5,8 @@ agent of an older pod serves: the new supervisor claims the mount when it can se
 one hands over. From then on the agent starts supervisors only for mounts that no process claims. So
 two agents of one node never take a mount from each other again and again.
 
-A mount that was served by nobody for `give_up_s` is aborted: its users get an error, not a hang.
+A mount that was served by nobody for `give_up_s` is aborted: its users get an error, not a hang. A
+claimant whose clients die or hang one after the other does not serve.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ RETIRED_GRACE_S: Final = 4.0  # more for an agent whose mounts another one has c
 PAUSE_FIRST_S: Final = 1.0  # after a supervisor that ended without a claim
 PAUSE_MAX_S: Final = 30.0
 MISSING_S: Final = 30.0  # for supervisors to deposit their mounts with a new holder
-GOOD_S: Final = 10.0  # a claim of this length counts as service
+GOOD_S: Final = 10.0  # claims of this length, one after the other, count as service
+FAILING_S: Final = 60.0  # the same for claims whose clients fail: two that hang take 42 s
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -42,6 +44,8 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
+    """A process claims a mount. `name`: "" if it had the claim, and its clients fail."""
+
     key: str
     name: str
 
@@ -86,20 +90,20 @@ class _Mount:
     """A mount of the holder. `start_at`: when this agent starts a supervisor of it."""
 
     __slots__ = (
-        "cause", "claimant", "claimed_at", "has_supervisor", "is_first", "missing_since", "pause_s",
-        "start_at", "unserved_since",
+        "cause", "claimant", "has_supervisor", "is_first", "missing_since", "pause_s",
+        "served_since", "start_at", "unserved_since",
     )  # fmt: skip
 
     def __init__(self, now: float, claimant: str, start_at: float, cause: str) -> None:
         self.claimant = claimant
-        self.claimed_at = now
         self.start_at = start_at
         self.cause = cause
         self.is_first = False  # it starts although another process has the claim
         self.has_supervisor = False  # of this agent
         self.missing_since = math.inf  # a holder that was started again does not know it yet
         self.pause_s = PAUSE_FIRST_S
-        self.unserved_since = math.inf if claimant else now
+        self.served_since = now if claimant else math.inf
+        self.unserved_since = math.inf if claimant else now  # apart from claims that were too short
 
     def is_due(self, now: float) -> bool:
         is_free = not self.claimant or self.is_first
@@ -109,6 +113,17 @@ class _Mount:
             and not self.has_supervisor
             and now >= self.start_at
         )
+
+    @property
+    def is_unserved(self) -> bool:
+        return self.served_since == math.inf
+
+    def end_service(self, now: float, good_s: float) -> None:
+        """Notes that nothing serves the mount. Only claims of `good_s` were a service."""
+        if now - self.served_since >= good_s:
+            self.unserved_since, self.pause_s = math.inf, PAUSE_FIRST_S
+        self.served_since = math.inf
+        self.unserved_since = min(self.unserved_since, now)
 
 
 class Agency:
@@ -185,18 +200,19 @@ class Agency:
         mount = self._mounts.get(key)
         if mount is None:
             return
+        if not name:
+            return mount.end_service(now, FAILING_S)
         if name == self._name or not mount.is_first:
             mount.is_first = False
             self._is_retired = name != self._name
-        mount.claimant, mount.claimed_at = name, now
+        mount.claimant = name
+        mount.served_since = min(mount.served_since, now)  # a hand-over does not interrupt it
 
     def _on_freed(self, key: str, now: float) -> None:
         mount = self._mounts.get(key)
         if mount is None or not mount.claimant:
             return
-        if now - mount.claimed_at >= GOOD_S:
-            mount.unserved_since, mount.pause_s = math.inf, PAUSE_FIRST_S
-        mount.unserved_since = min(mount.unserved_since, now)
+        mount.end_service(now, GOOD_S)
         mount.claimant, mount.cause = "", "lost"
         mount.start_at = max(mount.start_at, now + self._grace_s)
 
@@ -212,7 +228,7 @@ class Agency:
         for key, mount in list(self._mounts.items()):
             if now - mount.missing_since >= MISSING_S:
                 del self._mounts[key]  # it ended while there was no holder
-            elif not mount.claimant and now - mount.unserved_since >= self._give_up_s:
+            elif mount.is_unserved and now - mount.unserved_since >= self._give_up_s:
                 del self._mounts[key]
                 yield Abort(key)
             elif mount.is_due(now):

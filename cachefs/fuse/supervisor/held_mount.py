@@ -34,6 +34,7 @@ class HeldMount:
         self._held = held
         self._client: HolderClient | None = None
         self._is_wanted = False
+        self._is_failing = False
         self._retry_at = -math.inf
         self._pause_s = RETRY_S
 
@@ -71,7 +72,7 @@ class HeldMount:
         client = HolderClient(self._ref.holder, self._ref.name)
         try:
             client.put(self._ref.key, self._deposit, self._held.fuse_fd, self._held.table_fd)
-            client.claim(self._ref.key)
+            client.claim(self._ref.key, is_failing=self._is_failing)
         except CacheFSError:
             client.close()
             raise
@@ -92,6 +93,20 @@ class HeldMount:
             log.warning("lost the holder: %s", err.one_line())
             self.close()
             return False
+
+    def tell(self, is_failing: bool) -> bool:
+        """Tells agents whether the clients of this claim fail, if that has changed. Returns whether
+        it has; then `must_hand_over` follows."""
+        if is_failing == self._is_failing:
+            return False
+        self._is_failing = is_failing
+        if self._client is not None:
+            try:
+                self._client.claim(self._ref.key, is_failing=is_failing)
+            except CacheFSError as err:
+                log.warning("lost the holder: %s", err.one_line())
+                self.close()
+        return True
 
     def drop(self) -> None:
         """Drops the deposit of a mount that has ended."""

@@ -182,6 +182,11 @@ class Supervision:
             return max(0.0, min(self._start_at - now, BEAT_S))
         return BEAT_S
 
+    @property
+    def is_failing(self) -> bool:
+        """True after two clients in a row that ended without service, until one serves."""
+        return self._deaths + self._kills > 1
+
     # ---- events ----
 
     def _handle(self, event: Event, now: float) -> list[Action]:
@@ -221,6 +226,8 @@ class Supervision:
                 client.beat_at = now
                 if client.phase is Phase.SERVING:
                     client.dumped_at = None
+                if client.has_served_well:
+                    self._deaths = self._kills = 0
             case ClientRetired():
                 return self._on_retired(client, now)
             case Ended(_, clean, killed):
@@ -300,8 +307,6 @@ class Supervision:
             return said  # another client serves the mount
         if client.phase in (Phase.RETIRING, Phase.RETIRED):
             return [*said, *self._serve_next(now)]
-        if client.has_served_well:
-            self._deaths = self._kills = 0
         return [*said, *self._on_death(now, killed=killed and not client.killed)]
 
     def _on_death(self, now: float, *, killed: bool = False) -> list[Action]:

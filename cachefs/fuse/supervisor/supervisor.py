@@ -33,7 +33,7 @@ from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.supervisor.held_mount import HeldMount
 from cachefs.fuse.supervisor.process import Process
 from cachefs.fuse.supervisor.upgrades import Upgrades
-from cachefs.launcher.processes import STOP_SIGNALS
+from cachefs.launcher.processes import stop_signals
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
 from cachefs.network.unix_sockets import close_all
@@ -84,7 +84,10 @@ class Supervisor:
 
     def run(self) -> int:
         """Runs until the mount has ended, was given up, or was left to the next supervisor."""
-        with self._signals(), self._upgrade_socket() as listener:
+        with (
+            stop_signals(self._selector, self._on_signal),
+            self._upgrade_socket() as listener,
+        ):
             if listener is not None:
                 self._selector.register(listener, selectors.EVENT_READ, self._on_upgrade_request)
             if not self._processes:
@@ -111,6 +114,8 @@ class Supervisor:
             self._looked_at = now
             self._look(now)
         self._on(e.Tick())
+        if self._held_mount is not None and self._held_mount.tell(self._state.is_failing):
+            self._on_holder()
 
     def _look(self, now: float) -> None:
         for process in [p for p in self._processes.values() if p.is_dead()]:
@@ -126,25 +131,9 @@ class Supervisor:
         for action in self._state.handle(event, time.monotonic()):
             self._do(action)
 
-    @contextlib.contextmanager
-    def _signals(self):  # type: ignore[no-untyped-def]
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: None)  # only the wake-up descriptor below is used
-        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # see `start_supervisor`
-
-        def asked() -> None:
-            ours.recv(64)
-            log.info("stopping: received a signal")
-            self._on(e.StopRequested())
-
-        self._selector.register(ours, selectors.EVENT_READ, asked)
-        with ours, theirs:
-            yield
-            signal.set_wakeup_fd(-1)
+    def _on_signal(self) -> None:
+        log.info("stopping: received a signal")
+        self._on(e.StopRequested())
 
     def _adopt(self, adopt: OrphanedMount) -> None:
         self._take(Held(adopt.fuse_fd, adopt.table_fd, adopt.negotiated))

@@ -280,9 +280,8 @@ class Installation:
             "--endpoint", f"unix:{self.kubelet}/plugins/{DRIVER}/csi.sock",
             "--registration-dir", f"{self.kubelet}/plugins_registry",
             "--kubelet-dir", str(self.kubelet), "--master", self.master,
-            "--worker-socket", str(WORKER_SOCKET), "--holder", str(HOLDER_SOCKET),
-            "--linger", f"{LINGER_S:g}s", "--metrics", f"unix:{CSI_METRICS}",
-            "--log-format", "json",
+            "--holder", str(HOLDER_SOCKET), "--linger", f"{LINGER_S:g}s",
+            "--metrics", f"unix:{CSI_METRICS}", "--log-format", "json",
         )  # fmt: skip
         container["securityContext"] = {"privileged": True}
         container["env"].append(_field("NODE_NAME", "spec.nodeName"))

@@ -339,7 +339,8 @@ def test_verbs_from_elsewhere_name_commands_that_exist() -> None:
 def test_every_command_takes_the_settings_that_the_table_says() -> None:
     """Also that of connections: on each command that asks, and on groups."""
     from cachefs.cli.app import cachefs
-    from cachefs.core.settings import CLIENT_COMMANDS, EVERY, SETTINGS
+    from cachefs.core.setting import CLIENT_COMMANDS, EVERY
+    from cachefs.core.settings import SETTINGS
 
     found = {
         name.removeprefix("cachefs "): {param.name for param in command.params} & set(BY_NAME)

@@ -15,7 +15,6 @@ from cachefs.core.errors import BadConfig, Unsupported
 FLAGS = {
     "endpoint": "unix:///csi/csi.sock",
     "master": "http://node1:7000",
-    "worker_socket": "/run/worker.sock",
     "holder": "/run/holder.sock",
 }
 
@@ -30,7 +29,7 @@ def test_the_defaults_are_those_of_a_node() -> None:
     assert spec.socket == "/csi/csi.sock"
     assert spec.socket_of_kubelet == "/var/lib/kubelet/plugins/csi.cachefs.io/csi.sock"
     assert spec.registration_dir == "/var/lib/kubelet/plugins_registry"
-    assert (spec.linger_s, spec.node.worker_wait_s) == (60.0, 600.0)
+    assert spec.linger_s == 60.0
     assert spec.node.mounts_dir == "/var/lib/kubelet/plugins/csi.cachefs.io/mounts"
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.errors import BadConfig
 from cachefs.csi.volumes import Volume, parse_volume, pod_of
+from cachefs.fuse import mount_flags
 
 MASTER = "master:19998"
 BELOW = f"cachefs://{MASTER}"
@@ -121,6 +124,18 @@ def test_a_bad_handle_is_refused(volume_id: str, context: dict[str, str]) -> Non
 def test_other_mount_flags_are_refused(flag: str) -> None:
     with pytest.raises(BadConfig, match=flag):
         parse({"path": "/a"}, flags=(flag,))
+
+
+def test_a_context_belongs_to_the_shared_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All binds of a mount have the labels of its file system."""
+    monkeypatch.setattr(mount_flags, "_SELINUX", tmp_path)
+    options = [f'context="u:r:t:s0:{categories}"' for categories in ("c1,c2", "c3,c4")]
+    volumes = [parse({"path": "/a"}, flags=flags) for flags in ((), *((o, "ro") for o in options))]
+    assert [volume.mount_options for volume in volumes] == [(), *((o,) for o in options)]
+    assert len({volume.mount_name for volume in volumes}) == 3
+    assert volumes[1] == parse({"path": "/a"}, "csi-2", flags=("nodev", options[0]))
 
 
 def test_mounts_are_shared_by_what_they_show() -> None:

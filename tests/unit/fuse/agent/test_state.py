@@ -116,6 +116,44 @@ def test_a_mount_that_nothing_can_serve_is_aborted(flapping: bool) -> None:
     assert world.agency.keys == []
 
 
+def test_a_newer_agent_that_dies_soon_does_not_end_a_mount_that_was_served() -> None:
+    world = World(claimants={"k": ""})
+    world.on(s.Claimed("k", "new"))
+    world.waits(2 * GIVE_UP_S)
+    world.on(s.Claimed("k", "newer"))
+    world.on(s.SupervisorEnded("k"))
+    world.waits(1.0)
+    world.on(s.Freed("k"))
+    assert world.waits(s.RETIRED_GRACE_S + 0.2) == [s.Start("k", "lost")]
+
+
+def test_a_mount_whose_clients_fail_under_every_supervisor_is_aborted() -> None:
+    """They die or hang: each supervisor reports it some time after its claim, and gives up."""
+    world, began = World(claimants={"k": ""}), 100.0
+    found: list[s.Action] = []
+    while not any(isinstance(action, s.Abort) for action in found):
+        found += world.on(s.Claimed("k", "new"))
+        found += world.waits(s.FAILING_S - 10)
+        found += world.on(s.Claimed("k", ""))
+        found += world.waits(60)
+        found += world.on(s.SupervisorEnded("k"))
+        found += world.on(s.Freed("k"))
+        found += world.waits(5)
+        assert world.now < began + 2 * GIVE_UP_S
+    assert world.now >= began + GIVE_UP_S
+
+
+def test_a_claimant_that_fails_is_left_alone_and_may_serve_again() -> None:
+    world = World(claimants={"k": ""})
+    world.on(s.Claimed("k", "new"))
+    for _ in range(4):
+        assert world.waits(s.FAILING_S) == []
+        world.on(s.Claimed("k", ""))
+        assert world.waits(GIVE_UP_S - 1) == []
+        assert world.agency.is_ready
+        world.on(s.Claimed("k", "new"))
+
+
 def test_a_service_of_some_time_counts() -> None:
     world = World(claimants={"k": ""})
     world.waits(GIVE_UP_S - 10)
@@ -160,7 +198,7 @@ def test_a_mount_whose_supervisor_is_gone_is_served_again_once_it_is_deposited()
 
 
 keys = st.sampled_from("abc")
-names = st.sampled_from(["new", "old"])
+names = st.sampled_from(["new", "old", ""])
 events = st.one_of(
     st.builds(s.Put, keys),
     st.builds(s.Dropped, keys),
