@@ -19,7 +19,6 @@ from tests.kube.fake_kubelet import FakeKubelet, mounts_below, sockets_below
 from tests.kube.root_server import RootServer
 from tests.services.pods import HolderProcess
 
-ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 15.0
 MASTER: Final = "master:19998"
 

@@ -86,12 +86,12 @@ class FakeKubelet:
         self.node("NodePublishVolume", request, csi.NodePublishVolumeResponse, limit_s)
         return target
 
-    def unpublish(self, pod: str) -> None:
+    def unpublish(self, pod: str, limit_s: float = CALL_S) -> None:
         """Unpublishes the volume of a pod. Raises grpc.RpcError."""
         request = csi.NodeUnpublishVolumeRequest(
             volume_id=f"csi-{pod}", target_path=str(self.target(pod))
         )
-        self.node("NodeUnpublishVolume", request, csi.NodeUnpublishVolumeResponse)
+        self.node("NodeUnpublishVolume", request, csi.NodeUnpublishVolumeResponse, limit_s)
 
     def node(self, method: str, request: Any, reply: Any, limit_s: float = CALL_S) -> Any:
         return call(self.endpoint, f"csi.v1.Node/{method}", request, reply, limit_s)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.csi_node import LIMIT_S, MASTER, ROOT, CsiNode
+from tests.kube.csi_node import LIMIT_S, MASTER, CsiNode
+from tests.kube.driver_process import ROOT, driver_command
 from tests.services.environment import environment_of
 from tests.services.processes import credentials, tcp_sockets
 
@@ -32,11 +32,11 @@ def node() -> Iterator[CsiNode]:
 
 
 def start(node: CsiNode, log: Path, *flags: str) -> subprocess.Popen[bytes]:
-    plugin = node.kubelet.directory / "plugins" / "csi.cachefs.io"
-    command = [sys.executable, "-m", "cachefs.cli.main", "csi", "--node-id", "node1"]
-    command += ["--endpoint", f"unix://{plugin}/csi.sock", "--master", MASTER]
-    command += ["--kubelet-dir", str(node.kubelet.directory), "--holder", node.holder_socket]
-    command += ["--metrics", f"unix:{node.page}", "--log-format", "json", "--linger", "1s", *flags]
+    command = driver_command(
+        *(node.kubelet.directory, node.holder_socket),
+        *("--master", MASTER, "--metrics", f"unix:{node.page}"),
+        *("--log-format", "json", "--linger", "1s", *flags),
+    )
     with open(log, "ab") as errors:
         environment = environment_of(node.directory / "user")
         return subprocess.Popen(
