@@ -17,6 +17,7 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make test"
 	@scripts/versitygw
 	@scripts/csi-sanity >/dev/null
+	@scripts/deploy-tools >/dev/null
 	@$(PY) scripts/check.py all
 
 kube: ## the tests on a real Kubernetes node, built once per user (needs root and /dev/fuse)
@@ -28,6 +29,7 @@ coverage: ## as `make test`, and measures the coverage of the tests' own process
 	@scripts/bootstrap dev --fuse "make coverage"
 	@scripts/versitygw
 	@scripts/csi-sanity >/dev/null
+	@scripts/deploy-tools >/dev/null
 	@$(PY) scripts/check.py coverage
 
 check: venv ## the fast checks: format, lint, types, imports, docs, unit tests
