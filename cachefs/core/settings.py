@@ -83,9 +83,11 @@ _SOURCES: Final = ("mount", "ufs add")
 _AGENT: Final = ("fuse-agent",)
 _DRIVER: Final = ("csi",)
 _IN_PODS: Final = (*_DRIVER, *_AGENT)
+_OPERATOR: Final = ("operator",)
+_FOR_KUBERNETES: Final = (*_IN_PODS, *_OPERATOR)
 EVERY: Final = (
-    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *_IN_PODS,
-    *CLIENT_COMMANDS,
+    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config",
+    *_FOR_KUBERNETES, *CLIENT_COMMANDS,
 )  # fmt: skip
 KNOWN: Final = frozenset(EVERY)
 
@@ -283,7 +285,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "The cluster's master, as HOST:PORT or a URL.",
         "the cluster of `cachefs up`, else 127.0.0.1:19998",
-        commands=("worker", *_DRIVER, *CLIENT_COMMANDS),
+        commands=("worker", *_DRIVER, *_OPERATOR, *CLIENT_COMMANDS),
     ),
     Setting(
         "token_file",
@@ -291,7 +293,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "File (mode 0600) of the accepted tokens; the first one is presented to other processes.",
         "the token of the master of this machine, in the state home",
-        commands=("up", "master", *_CLIENTS),
+        commands=("up", "master", *_OPERATOR, *_CLIENTS),
     ),
     Setting(
         "no_token",
@@ -306,7 +308,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         None,
         "Use TLS with a master given without a scheme; on a master: with its workers.",
         "yes if tls_ca is set",
-        commands=("master", *_CLIENTS),
+        commands=("master", *_OPERATOR, *_CLIENTS),
     ),
     Setting(
         "tls_ca",
@@ -314,7 +316,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "PEM file of the authorities that sign the cluster's certificates.",
         "the system's",
-        commands=("master", *_CLIENTS),
+        commands=("master", *_OPERATOR, *_CLIENTS),
     ),
     Setting(
         "tls_cert",
@@ -393,7 +395,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "info",
         "Lowest level of the lines to log.",
         choices=("debug", "info", "warning", "error"),
-        commands=("mount", "master", "worker", "up", *_IN_PODS),
+        commands=("mount", "master", "worker", "up", *_FOR_KUBERNETES),
     ),
     Setting(
         "socket",
@@ -505,12 +507,43 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=_DRIVER,
     ),
     Setting(
+        "replica_name",
+        Type.TEXT,
+        "",
+        "Name of this controller among its replicas; in a pod: the pod's name.",
+        "the machine's host name and the process's number",
+        commands=_OPERATOR,
+        option="name",
+    ),
+    Setting(
+        "lease_namespace",
+        Type.TEXT,
+        "",
+        "Namespace of the Lease that the acting replica holds.",
+        "that of the controller's account",
+        commands=_OPERATOR,
+    ),
+    Setting(
+        "file_sources",
+        Type.SWITCH,
+        False,
+        "Datasets may be files of the servers (file://): all that the servers' user can read.",
+        commands=_OPERATOR,
+    ),
+    Setting(
+        "own_profiles",
+        Type.SWITCH,
+        False,
+        "A Dataset may use only the credentials profile with its namespace's name, or none.",
+        commands=_OPERATOR,
+    ),
+    Setting(
         "node_metrics",
         Type.TEXT,
         "",
         "Address of /metrics and /healthz, as unix:PATH or HOST:PORT.",
         "none",
-        commands=_IN_PODS,
+        commands=_FOR_KUBERNETES,
         option="metrics",
     ),
     Setting(
@@ -519,7 +552,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "text",
         "Form of the log's lines on standard error.",
         choices=("text", "json"),
-        commands=_IN_PODS,
+        commands=_FOR_KUBERNETES,
     ),
     Setting(
         "home",
