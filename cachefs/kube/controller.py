@@ -26,6 +26,8 @@ from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import OWNER, Key, Object, key_of
 from cachefs.kube.pod_handler import PodHandler
 from cachefs.kube.spec import OperatorSpec
+from cachefs.kube.steps import Use
+from cachefs.kube.use_round import UseRound
 from cachefs.kube.work_queue import Item
 
 DELETED: Final = "DELETED"  # of a watch
@@ -54,7 +56,11 @@ class Controller:
         self._datasets = Datasets()
         self._pods = Pods()
         self._with_other_objects: set[Key] = set()  # Datasets whose volume or claim has changed
+        self._uses: dict[Key, Use] = {}  # measured and not handled yet
         self._view = MasterView(master, self._master_changed)
+        self._use_round = UseRound(
+            master, lambda: [*self._datasets.by_key.values()], self._measured, clock
+        )
         self._dataset_handler = DatasetHandler(
             api, master, self._view, spec.rules, spec.address, self._kept, self._dropped, clock
         )
@@ -74,6 +80,7 @@ class Controller:
         """Handles what is due. Ends as `Handling.run`."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._view.run())
+            group.create_task(self._use_round.run())
             for handling in (self._handled_datasets, self._handled_pods, self._handled_claims):
                 group.create_task(handling.run())
 
@@ -138,6 +145,7 @@ class Controller:
         if self._datasets.drop(key, uid):
             self._dataset_handler.forget(key)
             self._with_other_objects.discard(key)
+            self._uses.pop(key, None)
             self._add_pods_of(key)
             self._count()
 
@@ -146,6 +154,11 @@ class Controller:
         for dataset in self._datasets.by_key.values():
             if changed is None or dataset.path in changed:
                 self._add_dataset(dataset.key)
+
+    def _measured(self, dataset: Dataset, use: Use) -> None:
+        if dataset.key in self._datasets.by_key:
+            self._uses[dataset.key] = use
+            self._add_dataset(dataset.key)
 
     def _count(self) -> None:
         facts, master = self._facts, self._view.master
@@ -164,7 +177,9 @@ class Controller:
         changed = key in self._with_other_objects
         self._with_other_objects.discard(key)
         try:
-            after_s = await self._dataset_handler.handle(dataset, looks_at_objects=changed)
+            after_s = await self._dataset_handler.handle(
+                dataset, looks_at_objects=changed, use=self._uses.pop(key, None)
+            )
         except NotFound:
             return await self._look(dataset)
         return after_s or AGAIN_S

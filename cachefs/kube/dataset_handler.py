@@ -19,7 +19,7 @@ from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import FINALIZER, VOLUME, Key, Object
 from cachefs.kube.reporter import Reporter, utc_now
 from cachefs.kube.status import Status
-from cachefs.kube.steps import Failure, Objects, Seen, Step
+from cachefs.kube.steps import Failure, Objects, Seen, Step, Use
 
 MOST_STEPS: Final = 40
 FIGURES_S: Final = 5.0  # between two writes of nothing but figures
@@ -54,10 +54,12 @@ class DatasetHandler:
         self._reporter = Reporter(api)
         self._written_at: dict[Key, float] = {}
 
-    async def handle(self, dataset: Dataset, *, looks_at_objects: bool = False) -> float:
+    async def handle(
+        self, dataset: Dataset, *, looks_at_objects: bool = False, use: Use | None = None
+    ) -> float:
         """Takes steps until there is nothing to do now. Returns as a handler of `Handling` does.
         Raises the errors of the API server."""
-        seen = Seen(master=self._view.master)
+        seen = Seen(master=self._view.master, use=use)
         if looks_at_objects and dataset.spec.volume.create:
             seen = _with(seen, objects=await self._objects(dataset))
         for _ in range(MOST_STEPS):
@@ -80,6 +82,9 @@ class DatasetHandler:
                 return await self._finalizers(dataset, [*dataset.finalizers, FINALIZER]), seen
             case steps.RemoveFinalizer():
                 return await self._remove_finalizer(dataset), seen
+            case steps.LookAtMaster():
+                await self._view.look()
+                return dataset, _with(seen, master=self._view.master, is_master_new=True)
             case steps.LookAtObjects():
                 return dataset, _with(seen, objects=await self._objects(dataset))
             case steps.LookAtPods():

@@ -29,7 +29,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.policies import FIELDS, Policy
 from cachefs.core.specs import Security
 from cachefs.kube.dataset import SYNC_INTERVAL_S
-from cachefs.kube.steps import Attached
+from cachefs.kube.steps import Attached, Use
 
 QUICK_THREADS: Final = 4
 SLOW_THREADS: Final = 32
@@ -103,9 +103,11 @@ class MasterCalls:
         """Stops and forgets every job of this path alone. Idempotent."""
         await self._run(self._quick, lambda c: _end_jobs(c, path))
 
-    async def cached_bytes(self, path: str) -> int:
-        """Returns how much below a path is cached, by walking its names."""
-        return await self._run(self._slow, lambda c: c.usage(a.bytes_of(path)).cached_bytes)
+    async def use(self, path: str) -> Use | None:
+        """Returns how much below a path is cached, by walking its names; None if a worker did not
+        answer."""
+        found = await self._run(self._slow, lambda c: c.usage(a.bytes_of(path)))
+        return None if found.silent else Use(found.files, found.size_bytes, found.cached_bytes)
 
     # ---- threads ---------------------------------------------------------------------------------
 

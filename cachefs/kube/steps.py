@@ -53,6 +53,14 @@ class Failure(msgspec.Struct, frozen=True):
     is_away: bool = False
 
 
+class Use(msgspec.Struct, frozen=True):
+    """The files of a path that the master knows, and how much of them is cached."""
+
+    files: int
+    size_bytes: int
+    cached_bytes: int
+
+
 class Objects(msgspec.Struct, frozen=True):
     """The volume and the claim of a Dataset. None: there is none."""
 
@@ -64,6 +72,8 @@ class Seen(msgspec.Struct, frozen=True):
     """What was seen while one Dataset is handled. None: not looked at yet."""
 
     master: Master | None = None
+    is_master_new: bool = False  # the master was asked for this Dataset
+    use: Use | None = None
     job: Job | None = None
     is_job_gone: bool = False
     submitted: int = 0  # number of the job of the last `Submit`
@@ -91,6 +101,10 @@ class AddFinalizer(msgspec.Struct, frozen=True):
 
 
 class RemoveFinalizer(msgspec.Struct, frozen=True):
+    pass
+
+
+class LookAtMaster(msgspec.Struct, frozen=True):
     pass
 
 
@@ -147,8 +161,8 @@ class Detach(msgspec.Struct, frozen=True):
 
 
 Step = (
-    Wait | AddFinalizer | RemoveFinalizer | Attach | SetPolicy | Submit | LookAtJob | LookAtObjects
-    | Create | Remove | LookAtPods | EndJobs | UnsetPolicy | Detach
+    Wait | AddFinalizer | RemoveFinalizer | LookAtMaster | Attach | SetPolicy | Submit | LookAtJob
+    | LookAtObjects | Create | Remove | LookAtPods | EndJobs | UnsetPolicy | Detach
 )  # fmt: skip
 
 
@@ -224,7 +238,10 @@ def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
 
 
 def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
-    """Plans the attachment. The status names the source before it is attached."""
+    """Plans the attachment. The status names the source before it is attached, and only where no
+    source of somebody else is."""
+    if not status.source and not seen.is_master_new:
+        return Plan(LookAtMaster(), status)
     if not status.source or status.holds(Type.ATTACHED):
         status = status.with_(
             source=dataset.spec.source, attachments=status.attachments + 1, phase=Phase.PENDING
@@ -292,7 +309,7 @@ def _unless_failed(seen: Seen, step: Step, status: Status) -> Plan:
 
 def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     if not dataset.spec.load.enabled:
-        return Plan(Wait(), status.with_(phase=Phase.ATTACHED))
+        return Plan(Wait(), _told_use(status, seen.use).with_(phase=Phase.ATTACHED))
     key, settings = dataset.job_key(status.attachments), dataset.job_settings
     update = f"{key}.{settings}"
     if seen.submitted_key in (key, update):
@@ -302,7 +319,7 @@ def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     if status.job_key != key:
         return _submit(dataset, seen, status.with_(phase=Phase.PENDING), key)
     if status.phase is Phase.LOADED:
-        return Plan(Wait(), status)
+        return Plan(Wait(), status.with_cached(seen.use.cached_bytes) if seen.use else status)
     if seen.is_job_gone:
         return _resubmit(dataset, seen, status, key)
     if seen.job is None:
@@ -311,6 +328,12 @@ def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     if after_s and status.phase is Phase.LOADING and status.job_settings != settings:
         return _submit(dataset, seen, status, update)
     return Plan(Wait(after_s), status)
+
+
+def _told_use(status: Status, use: Use | None) -> Status:
+    if use is None:
+        return status
+    return status.with_(files=use.files, bytes=use.size_bytes).with_cached(use.cached_bytes)
 
 
 def _resubmit(dataset: Dataset, seen: Seen, status: Status, key: str) -> Plan:

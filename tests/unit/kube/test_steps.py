@@ -37,7 +37,7 @@ def loading(**changes: Any) -> Dataset:
 
 
 def planned(dataset: Dataset, **seen: Any) -> Plan:
-    return plan(dataset, Seen(**{"master": HERE, **seen}), MASTER)
+    return plan(dataset, Seen(**{"master": HERE, "is_master_new": True, **seen}), MASTER)
 
 
 def test_the_finalizer_comes_first() -> None:
@@ -53,6 +53,12 @@ def test_the_status_names_the_source_before_it_is_attached() -> None:
     assert found.step == steps.Attach(PATH, "s3://b/p", {})
     assert found.is_written_first
     assert (found.status.source, found.status.attachments) == ("s3://b/p", 1)
+
+
+def test_the_master_is_asked_before_a_path_is_taken() -> None:
+    found = planned(parsed(), master=Master(), is_master_new=False)
+    assert found == Plan(steps.LookAtMaster(), found.status)
+    assert found.status.source == ""
 
 
 def test_an_attachment_is_repeated_after_a_crash_and_counted_once() -> None:
