@@ -52,6 +52,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Kubernetes": {
         "csi": ("csi", "Run the CSI driver of this node."),
         "fuse-agent": ("fuse_agent", "Serve the mounts of this node's pods."),
+        "operator": ("operator", "Manage Datasets: sources, loads, volumes, waiting pods."),
     },
     "This program": {
         "config": ("config_cmd", "Show every setting, its value and its source."),

@@ -19,11 +19,21 @@ import msgspec
 from cachefs.core import units
 from cachefs.core.errors import BadConfig
 from cachefs.core.setting import LIST_SEPARATOR, Scalar, Setting, Type
-from cachefs.core.settings import BY_NAME, SETTINGS, SOURCE_OPTIONS
+from cachefs.core.settings import BY_NAME, SETTINGS
 
 CONFIG_ENV: Final = "CACHEFS_CONFIG"
 SYSTEM_FILE: Final = "/etc/cachefs/cachefs.toml"
 DEFAULT: Final = "default"
+# Settings of the source, with the name of the connectors' option.
+SOURCE_OPTIONS: Final[Mapping[str, str]] = {
+    "endpoint_url": "endpoint_url",
+    "aws_profile": "profile",
+    "region": "region",
+    "requester_pays": "requester_pays",
+    "anonymous": "anonymous",
+    "ca_bundle": "ca_bundle",
+    "addressing_style": "addressing_style",
+}
 
 
 class Value(msgspec.Struct, frozen=True):

@@ -79,8 +79,10 @@ CLIENT_COMMANDS: Final = (
 AGENT: Final = ("fuse-agent",)
 DRIVER: Final = ("csi",)
 IN_PODS: Final = (*DRIVER, *AGENT)
+OPERATOR: Final = ("operator",)
+FOR_KUBERNETES: Final = (*DRIVER, *AGENT, *OPERATOR)
 EVERY: Final = (
-    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *IN_PODS,
-    *CLIENT_COMMANDS,
+    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config",
+    *FOR_KUBERNETES, *CLIENT_COMMANDS,
 )  # fmt: skip
 KNOWN: Final = frozenset(EVERY)

@@ -6,7 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from cachefs.core.setting import AGENT, CLIENT_COMMANDS, DRIVER, EVERY, IN_PODS, Setting, Type
+from cachefs.core.setting import (
+    AGENT,
+    CLIENT_COMMANDS,
+    DRIVER,
+    EVERY,
+    FOR_KUBERNETES,
+    IN_PODS,
+    OPERATOR,
+    Setting,
+    Type,
+)  # fmt: skip
 
 _CLIENTS: Final = ("mount", "worker", *CLIENT_COMMANDS)
 _SERVERS: Final = ("master", "worker")
@@ -207,7 +217,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "The cluster's master, as HOST:PORT or a URL.",
         "the cluster of `cachefs up`, else 127.0.0.1:19998",
-        commands=("worker", *DRIVER, *CLIENT_COMMANDS),
+        commands=("worker", *DRIVER, *OPERATOR, *CLIENT_COMMANDS),
     ),
     Setting(
         "token_file",
@@ -215,7 +225,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "File (mode 0600) of the accepted tokens; the first one is presented to other processes.",
         "the token of the master of this machine, in the state home",
-        commands=("up", "master", *_CLIENTS),
+        commands=("up", "master", *OPERATOR, *_CLIENTS),
     ),
     Setting(
         "no_token",
@@ -230,7 +240,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         None,
         "Use TLS with a master given without a scheme; on a master: with its workers.",
         "yes if tls_ca is set",
-        commands=("master", *_CLIENTS),
+        commands=("master", *OPERATOR, *_CLIENTS),
     ),
     Setting(
         "tls_ca",
@@ -238,7 +248,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "PEM file of the authorities that sign the cluster's certificates.",
         "the system's",
-        commands=("master", *_CLIENTS),
+        commands=("master", *OPERATOR, *_CLIENTS),
     ),
     Setting(
         "tls_cert",
@@ -317,7 +327,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "info",
         "Lowest level of the lines to log.",
         choices=("debug", "info", "warning", "error"),
-        commands=("mount", "master", "worker", "up", *IN_PODS),
+        commands=("mount", "master", "worker", "up", *FOR_KUBERNETES),
     ),
     Setting(
         "socket",
@@ -429,12 +439,43 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=DRIVER,
     ),
     Setting(
+        "replica_name",
+        Type.TEXT,
+        "",
+        "Name of this controller among its replicas; in a pod: the pod's name.",
+        "the machine's host name and the process's number",
+        commands=OPERATOR,
+        option="name",
+    ),
+    Setting(
+        "lease_namespace",
+        Type.TEXT,
+        "",
+        "Namespace of the Lease that the acting replica holds.",
+        "that of the controller's account",
+        commands=OPERATOR,
+    ),
+    Setting(
+        "file_sources",
+        Type.SWITCH,
+        False,
+        "Datasets may be files of the servers (file://): all that the servers' user can read.",
+        commands=OPERATOR,
+    ),
+    Setting(
+        "own_profiles",
+        Type.SWITCH,
+        False,
+        "A Dataset may use only the credentials profile with its namespace's name, or none.",
+        commands=OPERATOR,
+    ),
+    Setting(
         "node_metrics",
         Type.TEXT,
         "",
         "Address of /metrics and /healthz, as unix:PATH or HOST:PORT.",
         "none",
-        commands=IN_PODS,
+        commands=FOR_KUBERNETES,
         option="metrics",
     ),
     Setting(
@@ -443,7 +484,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "text",
         "Form of the log's lines on standard error.",
         choices=("text", "json"),
-        commands=IN_PODS,
+        commands=FOR_KUBERNETES,
     ),
     Setting(
         "home",
@@ -456,14 +497,3 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 )
 
 BY_NAME: Final[Mapping[str, Setting]] = {setting.name: setting for setting in SETTINGS}
-
-# Settings of the source, with the name of the connectors' option.
-SOURCE_OPTIONS: Final[Mapping[str, str]] = {
-    "endpoint_url": "endpoint_url",
-    "aws_profile": "profile",
-    "region": "region",
-    "requester_pays": "requester_pays",
-    "anonymous": "anonymous",
-    "ca_bundle": "ca_bundle",
-    "addressing_style": "addressing_style",
-}

@@ -42,6 +42,7 @@ NOT_RUN: Final = {
     r"master\b": "it stays in front",
     r"worker\b": "it stays in front",
     r"(csi|fuse-agent)\b": "they stay in front, and need a node of Kubernetes",
+    r"operator\b": "it stays in front, and needs Kubernetes",
     r"logs -f": "it goes on until it is interrupted",
     r"doctor --fix": "it clears dead mounts of the whole machine, also those of other tests",
     r"workers (drain|remove)": "they need a worker to spare, or a lost one",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -34,8 +36,23 @@ def page_of(url: str, headers: dict[str, str]) -> str:
 
 def exposed(url: str, headers: dict[str, str]) -> dict[str, float]:
     """The same by name; over all labels, added. Raises OSError."""
+    return _values(page_of(url, headers))
+
+
+def exposed_at_socket(path: Path) -> dict[str, float]:
+    """What a process says at the Unix socket of its page, as `exposed`. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(path))
+        connection = http.client.HTTPConnection("localhost", timeout=10)
+        connection.sock = sock
+        connection.request("GET", "/metrics")
+        return _values(connection.getresponse().read().decode())
+
+
+def _values(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(page_of(url, headers)):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found

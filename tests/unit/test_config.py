@@ -8,10 +8,10 @@ import pytest
 
 from cachefs.cli import config_page
 from cachefs.core import config
-from cachefs.core.config import TomlFile, load
+from cachefs.core.config import SOURCE_OPTIONS, TomlFile, load
 from cachefs.core.errors import BadConfig
 from cachefs.core.setting import Scalar, Setting
-from cachefs.core.settings import SETTINGS, SOURCE_OPTIONS
+from cachefs.core.settings import SETTINGS
 
 S3 = SOURCE_OPTIONS.values()
 ROOT = Path(__file__).parents[2]

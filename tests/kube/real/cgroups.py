@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 from pathlib import Path
 from typing import Final
 
 from tests.services.processes import wait_until
 
-PREFIX: Final = "cachefs-kube-"
+# Of one run, in its inner processes too: others may run on this machine.
+RUN: Final = os.environ.setdefault("CACHEFS_TEST_KUBE_RUN", secrets.token_hex(3))
+PREFIX: Final = f"cachefs-kube-{RUN}-"
 END_S: Final = 20.0
 
 

@@ -1,5 +1,6 @@
 """A Kubernetes cluster of one node: a whole control plane, containerd and the kubelet, as processes
-of a test, on loopback and below one directory.
+of a test, on loopback and below one directory. Without a node it has only etcd, the API server and
+the controllers: objects are stored and bound, and nothing runs.
 
     with Cluster(directory) as cluster:
         cluster.apply(pod)
@@ -47,7 +48,7 @@ class ClusterFailed(Exception):
 class Cluster:
     """A cluster, from `__enter__` to `__exit__`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, has_node: bool = True) -> None:
         assert os.environ.get(INSIDE), "a cluster changes mounts: run it by `make kube`"
         programs.check()
         self._group = ControlGroup(f"{PREFIX}{secrets.token_hex(4)}")
@@ -56,6 +57,7 @@ class Cluster:
             etcd_port=free_port(), etcd_peer_port=free_port(), api_port=free_port(),
             kubelet_port=free_port(),
         )  # fmt: skip
+        self._has_node = has_node
         self._parts: list[Part] = []
         self._undo = contextlib.ExitStack()
 
@@ -116,16 +118,35 @@ class Cluster:
         layout = self.layout
         self._start_part("etcd", configuration.etcd(layout))
         self._start_part("api-server", configuration.api_server(layout))
+        if not self._has_node:
+            return self._start_controllers()
         self._start_part("containerd", configuration.containerd(layout))
         archive = layout.directory / "image.tar"
         write_image(archive)
         self._until(lambda: self._succeeds(*self._ctr("version")), "containerd answers")
         self._run(*self._ctr("images", "import", str(archive)))
-        self._until(lambda: self._succeeds("kubectl", "get", "--raw", "/readyz"), "the API answers")
-        self._start_part("controller-manager", configuration.controller_manager(layout))
+        self._start_controllers()
         self._start_part("scheduler", configuration.scheduler(layout))
         self._start_part("kubelet", configuration.kubelet(layout))
         self._until(self._is_node_ready, "the node is Ready")
+
+    def _start_controllers(self) -> None:
+        self._until_answers()
+        self._start_part("controller-manager", configuration.controller_manager(self.layout))
+
+    def _until_answers(self) -> None:
+        self._until(lambda: self._succeeds("kubectl", "get", "--raw", "/readyz"), "the API answers")
+
+    def kill_api_server(self) -> None:
+        """Ends the API server by SIGKILL."""
+        (part,) = [part for part in self._parts if part.name == "api-server"]
+        part.kill()
+        self._parts.remove(part)
+
+    def start_api_server(self) -> None:
+        """Starts the API server again, and returns when it answers."""
+        self._start_part("api-server", configuration.api_server(self.layout))
+        self._until_answers()
 
     def _start_part(self, name: str, command: list[str]) -> None:
         log = self.layout.directory / f"{name}.log"

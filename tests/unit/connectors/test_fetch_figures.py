@@ -99,7 +99,6 @@ def test_many_small_reads_make_few_connections(raw: RawServer) -> None:
     assert len(told) == SMALL_READS
     assert NewConnections(*(sum(column) for column in zip(*told, strict=True))) == of_server(raw)
     assert raw.connections <= AT_ONCE
-    assert not any(made.connections for made in told[SMALL_READS // 2 :])
 
 
 def closing(came: Came) -> bool:

@@ -1,0 +1,1 @@
+"""The controller of data sets in Kubernetes: `cachefs operator`."""

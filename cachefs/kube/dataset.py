@@ -1,0 +1,216 @@
+"""A Dataset as the controller sees it: its object, decoded and checked. Pure.
+
+Fields that this version does not know are ignored: the definition in the API server may be newer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cachefs.core import policies
+from cachefs.core.errors import BadConfig
+from cachefs.core.jobs import JobSpec
+from cachefs.core.policies import Policy
+from cachefs.core.units import parse_duration, parse_size
+from cachefs.kube import status as statuses
+from cachefs.kube.names import Key, Object
+from cachefs.kube.status import Status
+
+SYNC_INTERVAL_S: Final = 60.0  # of a source; a Dataset changes it by a policy
+_DIGEST_DIGITS: Final = 16
+_LOCAL: Final = "file://"
+
+
+class Credentials(msgspec.Struct, frozen=True, rename="camel"):
+    profile: str = ""
+
+
+class S3(msgspec.Struct, frozen=True):
+    """The options of an `s3://` source; names as in the object."""
+
+    endpoint_url: str = msgspec.field(name="endpointURL", default="")
+    region: str = ""
+    addressing_style: str = msgspec.field(name="addressingStyle", default="")
+    ca_bundle: str = msgspec.field(name="caBundle", default="")
+    requester_pays: bool = msgspec.field(name="requesterPays", default=False)
+    anonymous: bool = False
+
+
+class Policies(msgspec.Struct, frozen=True, rename="camel"):
+    """The policies; as `cachefs policy set` takes them. None: not set."""
+
+    pin: bool | None = None
+    replicas: int | None = None
+    ttl: str | None = None
+    quota: str | None = None
+    admission: str | None = None
+    eviction: str | None = None
+    local_copy: str | None = None
+    profile: str | None = None
+
+
+class Load(msgspec.Struct, frozen=True, rename="camel"):
+    """The load. A greater `revision` starts another one."""
+
+    enabled: bool = True
+    bandwidth: str = ""
+    hold: str = ""
+    verify: bool = False
+    priority: Literal["low", "normal", "high"] = "normal"
+    revision: int = 0
+
+
+class Volume(msgspec.Struct, frozen=True, rename="camel"):
+    create: bool = False
+
+
+class Spec(msgspec.Struct, frozen=True, rename="camel"):
+    source: str
+    credentials: Credentials = Credentials()
+    s3: S3 = S3()
+    sync_interval: str | None = None
+    policies: Policies = Policies()
+    load: Load = Load()
+    volume: Volume = Volume()
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What Datasets may have. `own_profiles`: only the profile with their namespace's name."""
+
+    file_sources: bool = False
+    own_profiles: bool = False
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """A Dataset. `problem`: why its spec cannot be used, else ""; then `spec` is not complete."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    generation: int
+    is_deleting: bool
+    finalizers: tuple[str, ...]
+    spec: Spec
+    policy: Policy
+    job: JobSpec
+    status: Status
+    document: dict[str, Any]  # the status as it is in the object
+    problem: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+    @property
+    def path(self) -> str:
+        """The path in the cluster's namespace."""
+        return f"/{self.namespace}/{self.name}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of the source, as connectors name them."""
+        s3 = self.spec.s3
+        given = {
+            "profile": self.spec.credentials.profile,
+            "endpoint_url": s3.endpoint_url,
+            "region": s3.region,
+            "addressing_style": s3.addressing_style,
+            "ca_bundle": s3.ca_bundle,
+            "requester_pays": "true" if s3.requester_pays else "",
+            "anonymous": "true" if s3.anonymous else "",
+        }
+        return {name: value for name, value in given.items() if value}
+
+    def job_key(self, attachments: int) -> str:
+        """Returns the idempotency key of the load: the object's uid for the first one."""
+        again = (self.spec.load.revision, attachments)
+        return self.uid if again in ((0, 0), (0, 1)) else f"{self.uid}.{again[0]}.{again[1]}"
+
+    @property
+    def job_settings(self) -> str:
+        """A digest of what can be changed while the load runs."""
+        return digest(msgspec.to_builtins(self.spec.load) | {"revision": 0})
+
+    def policy_mark(self, attachments: int) -> str:
+        """Returns a digest of the policies at one attachment of the source."""
+        return digest([msgspec.to_builtins(self.policy), attachments])
+
+
+def digest(value: Any) -> str:
+    text = msgspec.json.encode(value, order="deterministic")
+    return hashlib.sha256(text).hexdigest()[:_DIGEST_DIGITS]
+
+
+def parse(thing: Object, rules: Rules) -> Dataset:
+    """Returns the Dataset of an object."""
+    metadata = thing["metadata"]
+    document = thing.get("status") or {}
+    namespace = metadata["namespace"]
+    path = f"/{namespace}/{metadata['name']}".encode()
+    spec, policy, job, problem = Spec(""), Policy(), JobSpec((path,)), ""
+    try:
+        spec = msgspec.convert(thing.get("spec") or {}, Spec)
+        _check(spec, namespace, rules)
+        policy, job = _policy(spec), _job(spec.load, path)
+    except (BadConfig, msgspec.ValidationError) as err:
+        problem = err.one_line() if isinstance(err, BadConfig) else str(err)
+    return Dataset(
+        namespace,
+        metadata["name"],
+        metadata["uid"],
+        metadata.get("resourceVersion", ""),
+        metadata.get("generation", 0),
+        "deletionTimestamp" in metadata,
+        tuple(metadata.get("finalizers") or ()),
+        spec,
+        policy,
+        job,
+        statuses.parse(document),
+        document,
+        problem,
+    )
+
+
+def _check(spec: Spec, namespace: str, rules: Rules) -> None:
+    if spec.source.startswith(_LOCAL) and not rules.file_sources:
+        raise BadConfig(
+            "the source is files of the servers",
+            remedy="use an object store, or start the controller with --file-sources",
+        )
+    if rules.own_profiles and spec.credentials.profile not in ("", namespace):
+        raise BadConfig(
+            f"the profile {spec.credentials.profile!r} is not that of the namespace {namespace}",
+            remedy=f"use the profile {namespace!r}",
+        )
+
+
+def _policy(spec: Spec) -> Policy:
+    given = spec.policies
+    policy = policies.parse(
+        f"{key}={value}"
+        for key, value in (
+            ("ttl", given.ttl),
+            ("quota", given.quota),
+            ("sync_interval", spec.sync_interval),
+        )
+        if value is not None
+    )
+    same = ("pin", "replicas", "admission", "eviction", "local_copy", "profile")
+    policy = msgspec.structs.replace(policy, **{name: getattr(given, name) for name in same})
+    policies.check(policy)
+    return policy
+
+
+def _job(load: Load, path: bytes) -> JobSpec:
+    bandwidth = load.bandwidth.removesuffix("/s")
+    return JobSpec(
+        (path,),
+        parse_size(bandwidth) if bandwidth else 0,
+        parse_duration(load.hold) if load.hold else None,
+        load.verify,
+        load.priority,
+    )

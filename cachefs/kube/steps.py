@@ -1,0 +1,439 @@
+"""The next step of a Dataset: from its object and from what was seen, to one change. Pure.
+
+`plan` decides, and the controller takes the step, sees its result and asks again, until the step is
+`Wait`. It writes the status of a plan with a `Wait`, and before `Attach`: the object says what may
+have been made before it is made. So a controller that ends between any two steps leaves nothing
+that the next one would not find, and every step may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from cachefs.core.admin import Job
+from cachefs.core.jobs import JobSpec, JobState
+from cachefs.core.policies import Policy
+from cachefs.kube import volumes
+from cachefs.kube.dataset import Dataset
+from cachefs.kube.names import FINALIZER, Object
+from cachefs.kube.status import Phase, Status, Type
+
+FOLLOW_S: Final = 1.0  # between two looks at a load that runs
+STOPPED_S: Final = 5.0
+FAILED_S: Final = 30.0  # an operator may retry the job
+PODS_S: Final = 3.0
+GONE_S: Final = 1.0  # until a claim or a volume that is being deleted is gone
+TAKEN_S: Final = 30.0
+RETRY: Final = -1.0  # after a time that grows with each failure
+NAMED_PODS: Final = 10
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """A source at the master. `warning`: for people."""
+
+    warning: str = ""
+
+
+class Master(msgspec.Struct, frozen=True):
+    """The master, as it answered last. `away`: why it does not answer, else ""."""
+
+    away: str = ""
+    sources: Mapping[str, Attached] = {}
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A step that failed. `step`: its type. `is_away`: the master did not answer."""
+
+    step: type
+    code: str
+    cause: str
+    is_away: bool = False
+
+
+class Use(msgspec.Struct, frozen=True):
+    """The files of a path that the master knows, and how much of them is cached."""
+
+    files: int
+    size_bytes: int
+    cached_bytes: int
+
+
+class Objects(msgspec.Struct, frozen=True):
+    """The volume and the claim of a Dataset. None: there is none."""
+
+    volume: Object | None
+    claim: Object | None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What was seen while one Dataset is handled. None: not looked at yet."""
+
+    master: Master | None = None
+    is_master_new: bool = False  # the master was asked for this Dataset
+    use: Use | None = None
+    job: Job | None = None
+    is_job_gone: bool = False
+    submitted: int = 0  # number of the job of the last `Submit`
+    submitted_key: str = ""
+    is_policy_set: bool = False
+    objects: Objects | None = None
+    users: tuple[str, ...] | None = None  # pods that use the data
+    are_jobs_ended: bool = False
+    is_policy_unset: bool = False
+    is_detached: bool = False
+    failure: Failure | None = None
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Nothing to do for this time; 0: until something changes; RETRY: see there."""
+
+    after_s: float = 0.0
+
+
+class AddFinalizer(msgspec.Struct, frozen=True):
+    pass
+
+
+class RemoveFinalizer(msgspec.Struct, frozen=True):
+    pass
+
+
+class LookAtMaster(msgspec.Struct, frozen=True):
+    pass
+
+
+class Attach(msgspec.Struct, frozen=True):
+    path: str
+    url: str
+    options: dict[str, str]
+
+
+class SetPolicy(msgspec.Struct, frozen=True):
+    """Sets these policies at the path, and no other."""
+
+    path: str
+    policy: Policy
+
+
+class Submit(msgspec.Struct, frozen=True):
+    job: JobSpec
+    key: str
+
+
+class LookAtJob(msgspec.Struct, frozen=True):
+    job: int
+
+
+class LookAtObjects(msgspec.Struct, frozen=True):
+    pass
+
+
+class Create(msgspec.Struct, frozen=True):
+    thing: Object
+
+
+class Remove(msgspec.Struct, frozen=True):
+    thing: Object
+
+
+class LookAtPods(msgspec.Struct, frozen=True):
+    pass
+
+
+class EndJobs(msgspec.Struct, frozen=True):
+    """Stops and forgets every load job of the path."""
+
+    path: str
+
+
+class UnsetPolicy(msgspec.Struct, frozen=True):
+    path: str
+
+
+class Detach(msgspec.Struct, frozen=True):
+    path: str
+
+
+Step = (
+    Wait | AddFinalizer | RemoveFinalizer | LookAtMaster | Attach | SetPolicy | Submit | LookAtJob
+    | LookAtObjects | Create | Remove | LookAtPods | EndJobs | UnsetPolicy | Detach
+)  # fmt: skip
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A step, and the status up to there."""
+
+    step: Step
+    status: Status
+
+    @property
+    def is_written_first(self) -> bool:
+        """Whether the status must be in the object before the step is taken."""
+        return isinstance(self.step, Wait | Attach)
+
+
+def plan(dataset: Dataset, seen: Seen, master: str) -> Plan:
+    """Returns what is next. `master`: HOST:PORT, for volumes."""
+    if dataset.is_deleting:
+        return _removal(dataset, seen)
+    if FINALIZER not in dataset.finalizers:
+        return Plan(AddFinalizer(), dataset.status)
+    status = dataset.status.with_(path=dataset.path).without(Type.REMOVABLE)
+    if dataset.problem:
+        return Plan(Wait(), _refused(status, dataset.problem))
+    status = status.without(Type.ACCEPTED)
+    away = _away(seen)
+    if away is not None:
+        return Plan(Wait(RETRY), _told_away(status, away)) if away else Plan(Wait(), dataset.status)
+    assert seen.master is not None
+    return _kept(dataset, seen, status.told(Type.MASTER, True, "Reachable"), master)
+
+
+def _refused(status: Status, problem: str) -> Status:
+    """Returns the status for a spec that cannot be used. What was made before stays."""
+    phase = status.phase if status.source else Phase.FAILED
+    return status.told(Type.ACCEPTED, False, "BadSpec", problem).with_(phase=phase)
+
+
+def _away(seen: Seen) -> str | None:
+    """Returns why the master does not answer; "" if that is not known yet; None if it answers."""
+    if seen.failure is not None and seen.failure.is_away:
+        return seen.failure.cause
+    if seen.master is None:
+        return ""
+    return seen.master.away or None
+
+
+def _told_away(status: Status, cause: str) -> Status:
+    return status.told(Type.MASTER, False, "MasterAway", cause)
+
+
+def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
+    """Plans the source, the policies, the volume and then the load."""
+    assert seen.master is not None
+    source = seen.master.sources.get(dataset.path)
+    if source is None:
+        return _attach(dataset, seen, status)
+    if not status.source:
+        text = f"another source is at {dataset.path} that no Dataset made"
+        return Plan(Wait(TAKEN_S), status.told(Type.ATTACHED, False, "PathTaken", text))
+    status = status.told(Type.ATTACHED, True, "Attached", source.warning)
+    mark = dataset.policy_mark(status.attachments)
+    if seen.is_policy_set:
+        status = status.with_(policy=mark)
+    if status.policy != mark:
+        return _policy(dataset, seen, status)
+    if dataset.spec.volume.create:
+        found = _volume(dataset, seen, status, master)
+        if isinstance(found, Plan):
+            return found
+        status = found
+    return _load(dataset, seen, status)
+
+
+def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
+    """Plans the attachment. The status names the source before it is attached, and only where no
+    source of somebody else is."""
+    if not status.source and not seen.is_master_new:
+        return Plan(LookAtMaster(), status)
+    if not status.source or status.holds(Type.ATTACHED):
+        status = status.with_(
+            source=dataset.spec.source, attachments=status.attachments + 1, phase=Phase.PENDING
+        )
+        status = status.told(Type.ATTACHED, False, "Attaching").without(Type.LOADED)
+    step = Attach(dataset.path, dataset.spec.source, dataset.options)
+    failure = _failure(seen, Attach)
+    if failure is None:
+        return Plan(step, status)
+    status = status.with_(phase=Phase.PENDING)
+    return Plan(
+        Wait(RETRY), status.told(Type.ATTACHED, False, _reason(failure.code), failure.cause)
+    )
+
+
+def _policy(dataset: Dataset, seen: Seen, status: Status) -> Plan:
+    failure = _failure(seen, SetPolicy)
+    if failure is None:
+        return Plan(SetPolicy(dataset.path, dataset.policy), status)
+    text = f"the policies cannot be set: {failure.cause}"
+    return Plan(Wait(RETRY), status.told(Type.ATTACHED, True, _reason(failure.code), text))
+
+
+def _failure(seen: Seen, step: type) -> Failure | None:
+    return seen.failure if seen.failure is not None and seen.failure.step is step else None
+
+
+def _reason(code: str) -> str:
+    """Returns a reason as Kubernetes writes it: `not-found` -> `NotFound`."""
+    return "".join(word.capitalize() for word in code.split("-")) or "Failed"
+
+
+# ---- the volume ----------------------------------------------------------------------------------
+
+
+def _volume(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan | Status:
+    """Returns a plan for the volume and the claim; the status once both are there."""
+    if seen.objects is None:
+        if status.holds(Type.VOLUME):
+            return status
+        return _unless_failed(seen, LookAtObjects(), status)
+    change = volumes.change(dataset, seen.objects.volume, seen.objects.claim, master)
+    match change:
+        case volumes.Taken(text):
+            return Plan(Wait(TAKEN_S), status.told(Type.VOLUME, False, "NameTaken", text))
+        case volumes.Leaving():
+            return Plan(Wait(GONE_S), status.told(Type.VOLUME, False, "Replacing"))
+        case volumes.Missing(thing):
+            return _unless_failed(seen, Create(thing), status)
+        case volumes.Stale(thing):
+            return _unless_failed(seen, Remove(thing), status)
+        case volumes.Ready(text):
+            return status.told(Type.VOLUME, True, "Created", text)
+
+
+def _unless_failed(seen: Seen, step: Step, status: Status) -> Plan:
+    failure = _failure(seen, type(step))
+    if failure is None:
+        return Plan(step, status)
+    return Plan(Wait(RETRY), status.told(Type.VOLUME, False, _reason(failure.code), failure.cause))
+
+
+# ---- the load ------------------------------------------------------------------------------------
+
+
+def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
+    if not dataset.spec.load.enabled:
+        return Plan(Wait(), _told_use(status, seen.use).with_(phase=Phase.ATTACHED))
+    key, settings = dataset.job_key(status.attachments), dataset.job_settings
+    update = f"{key}.{settings}"
+    if seen.submitted_key in (key, update):
+        status = status.with_(job=seen.submitted, job_key=key, job_settings=settings)
+        if status.phase is not Phase.LOADING:
+            status = status.with_(phase=Phase.LOADING).told(Type.LOADED, False, "Loading")
+    if status.job_key != key:
+        return _submit(dataset, seen, status.with_(phase=Phase.PENDING), key)
+    if status.phase is Phase.LOADED:
+        return Plan(Wait(), status.with_cached(seen.use.cached_bytes) if seen.use else status)
+    if seen.is_job_gone:
+        return _resubmit(dataset, seen, status, key)
+    if seen.job is None:
+        return _unless_away(seen, LookAtJob(status.job), status)
+    status, after_s = told_job(status, seen.job)
+    if after_s and status.phase is Phase.LOADING and status.job_settings != settings:
+        return _submit(dataset, seen, status, update)
+    return Plan(Wait(after_s), status)
+
+
+def _told_use(status: Status, use: Use | None) -> Status:
+    if use is None:
+        return status
+    return status.with_(files=use.files, bytes=use.size_bytes).with_cached(use.cached_bytes)
+
+
+def _resubmit(dataset: Dataset, seen: Seen, status: Status, key: str) -> Plan:
+    """Plans another job for one that somebody has forgotten, unless it had failed."""
+    if status.phase is Phase.FAILED:
+        return Plan(Wait(), status)
+    return _submit(dataset, seen, status, key)
+
+
+def _submit(dataset: Dataset, seen: Seen, status: Status, key: str) -> Plan:
+    failure = _failure(seen, Submit)
+    if failure is None:
+        return Plan(Submit(dataset.job, key), status)
+    text = f"the load cannot be started: {failure.cause}"
+    return Plan(Wait(RETRY), status.told(Type.LOADED, False, _reason(failure.code), text))
+
+
+def _unless_away(seen: Seen, step: Step, status: Status) -> Plan:
+    return Plan(step if _failure(seen, type(step)) is None else Wait(RETRY), status)
+
+
+_REASONS: Final = {
+    JobState.LOADING: "Loading",
+    JobState.VERIFYING: "Verifying",
+    JobState.STOPPED: "Stopped",
+    JobState.FAILED: "LoadFailed",
+    JobState.SUCCEEDED: "Loaded",
+}
+
+
+def told_job(status: Status, job: Job) -> tuple[Status, float]:
+    """Returns the status with a job's state and figures, and when to look again; 0: never."""
+    is_loaded = job.state is JobState.SUCCEEDED
+    status = status.with_(
+        files=job.files_found, bytes=job.bytes_found, failed_files=job.files_failed
+    ).with_cached(job.bytes_done)
+    status = status.told(Type.LOADED, is_loaded, _REASONS[job.state], _message(job))
+    match job.state:
+        case JobState.SUCCEEDED:
+            return status.with_(phase=Phase.LOADED), 0.0
+        case JobState.FAILED:
+            return status.with_(phase=Phase.FAILED), FAILED_S
+        case JobState.STOPPED:
+            return status.with_(phase=Phase.LOADING), STOPPED_S
+        case _:
+            return status.with_(phase=Phase.LOADING), FOLLOW_S
+
+
+def _message(job: Job) -> str:
+    """Returns the job's own message; without one its figures once it has ended."""
+    if job.message or not job.state.has_ended:
+        return job.message
+    return f"job {job.job}: {job.files_done} of {job.files_found} files, {job.bytes_done} bytes"
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def _removal(dataset: Dataset, seen: Seen) -> Plan:
+    """Plans the removal of what was made, unless pods use the data."""
+    status = dataset.status
+    if FINALIZER not in dataset.finalizers:
+        return Plan(Wait(), status)
+    if seen.users is None:
+        return _unless_away(seen, LookAtPods(), status)
+    if seen.users:
+        text = f"used by {in_words(seen.users)}"
+        return Plan(Wait(PODS_S), status.told(Type.REMOVABLE, False, "InUse", text))
+    status = status.told(Type.REMOVABLE, True, "Removing") if status.source else status
+    if seen.objects is None:
+        return _unless_away(seen, LookAtObjects(), status)
+    left = volumes.left_over(dataset, seen.objects.volume, seen.objects.claim)
+    if isinstance(left, volumes.Stale):
+        return _unless_away(seen, Remove(left.thing), status)
+    if isinstance(left, volumes.Leaving):
+        return Plan(Wait(GONE_S), status)
+    return _removal_at_master(dataset, seen, status)
+
+
+def _removal_at_master(dataset: Dataset, seen: Seen, status: Status) -> Plan:
+    steps: tuple[tuple[bool, Step], ...] = (
+        (seen.are_jobs_ended, EndJobs(dataset.path)),
+        (seen.is_policy_unset, UnsetPolicy(dataset.path)),
+        (seen.is_detached, Detach(dataset.path)),
+    )
+    left = [step for is_done, step in steps if not is_done]
+    if not left or not status.source:
+        return _unless_away(seen, RemoveFinalizer(), status)
+    failure = _failure(seen, type(left[0]))
+    if failure is None:
+        return Plan(left[0], status)
+    if failure.is_away:
+        return Plan(Wait(RETRY), _told_away(status, failure.cause))
+    return Plan(
+        Wait(RETRY), status.told(Type.REMOVABLE, False, _reason(failure.code), failure.cause)
+    )
+
+
+def in_words(names: tuple[str, ...]) -> str:
+    """Returns the names of pods for people, of many pods the first."""
+    shown = ", ".join(names[:NAMED_PODS])
+    more = len(names) - NAMED_PODS
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,90 @@
+"""A Dataset's object is decoded, checked and turned into what the master takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cachefs.core.policies import Policy
+from cachefs.kube.dataset import Rules, parse
+from cachefs.kube.status import Phase
+from tests.unit.kube.things import parsed, thing
+
+
+def test_a_spec_becomes_source_policies_and_load() -> None:
+    found = parsed(
+        {
+            "source": "s3://b/p",
+            "credentials": {"profile": "ml"},
+            "s3": {"endpointURL": "http://s:1", "anonymous": True},
+            "syncInterval": "never",
+            "policies": {"pin": True, "replicas": 2, "ttl": "7d", "quota": "1GiB"},
+            "load": {"bandwidth": "2GiB/s", "hold": "1h", "verify": True, "priority": "high"},
+        }
+    )
+    assert found.problem == ""
+    assert found.options == {"profile": "ml", "endpoint_url": "http://s:1", "anonymous": "true"}
+    assert found.policy == Policy(
+        pin=True, replicas=2, ttl_s=7 * 86400.0, quota_bytes=1 << 30, sync_interval_s=-1.0
+    )
+    assert (found.job.paths, found.job.bandwidth_bytes_s) == ((b"/ml/one",), 2 << 30)
+    assert (found.job.hold_s, found.job.verify, found.job.priority) == (3600.0, True, "high")
+
+
+def test_without_options_there_are_the_masters_defaults() -> None:
+    found = parsed()
+    assert (found.policy, found.options) == (Policy(), {})
+    assert (found.job.bandwidth_bytes_s, found.job.hold_s) == (0, None)
+
+
+def test_fields_of_a_newer_definition_are_ignored() -> None:
+    found = parsed({"source": "s3://b", "future": {"a": 1}, "load": {"future": 2}})
+    assert not found.problem
+    newer = parsed(status={"phase": "Loaded", "future": 1, "conditions": []})
+    assert newer.status.phase is Phase.LOADED
+
+
+def test_a_status_that_cannot_be_read_is_none() -> None:
+    assert parsed(status={"phase": "Future"}).status.phase is Phase.PENDING
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"policies": {"ttl": "soon"}}, "bad duration"),
+        ({"policies": {"replicas": 99}}, "replicas"),
+        ({"load": {"bandwidth": "fast"}}, "bad size"),
+        ({"load": {"priority": "highest"}}, "priority"),
+        ({"source": 7}, "source"),
+    ],
+)
+def test_a_spec_that_cannot_be_used_has_a_problem(spec: dict[str, Any], text: str) -> None:
+    assert text in parsed(spec).problem
+
+
+def test_files_of_the_servers_must_be_allowed() -> None:
+    raw = thing({"source": "file:///etc"})
+    assert "--file-sources" in parse(raw, Rules()).problem
+    assert not parse(raw, Rules(file_sources=True)).problem
+
+
+def test_profiles_may_be_those_of_the_namespace_only() -> None:
+    raw = thing({"credentials": {"profile": "team-b"}})
+    assert not parse(raw, Rules()).problem
+    assert "'ml'" in parse(raw, Rules(own_profiles=True)).problem
+    own = thing({"credentials": {"profile": "ml"}})
+    assert not parse(own, Rules(own_profiles=True)).problem
+
+
+def test_the_uid_is_the_key_of_the_first_load() -> None:
+    first = parsed()
+    assert first.job_key(1) == "u1"
+    assert (
+        len({first.job_key(1), first.job_key(2), parsed({"load": {"revision": 1}}).job_key(1)}) == 3
+    )
+
+
+def test_settings_of_a_running_load_have_another_digest_than_its_revision() -> None:
+    slow, again = parsed({"load": {"bandwidth": "1MiB"}}), parsed({"load": {"revision": 4}})
+    assert slow.job_settings != parsed().job_settings == again.job_settings

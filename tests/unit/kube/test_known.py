@@ -1,0 +1,40 @@
+"""Late events change nothing."""
+
+from __future__ import annotations
+
+from cachefs.kube import gates
+from cachefs.kube.known import Datasets, Pods
+from tests.unit.kube.things import parsed, pod
+
+
+def test_an_older_version_does_not_replace_a_newer_one() -> None:
+    known = Datasets()
+    assert known.put(parsed(resourceVersion="10"))
+    assert not known.put(parsed(resourceVersion="9", status={"phase": "Loaded"}))
+    assert known.by_key["ml", "one"].resource_version == "10"
+    assert known.put(parsed(resourceVersion="11", status={"phase": "Loaded"}))
+    assert not known.put(parsed(resourceVersion="12", status={"phase": "Loaded", "files": 3}))
+    assert known.phases() == {"Loaded": 1}
+
+
+def test_the_end_of_a_former_object_is_not_that_of_its_successor() -> None:
+    known = Datasets()
+    known.put(parsed(uid="u2", resourceVersion="20"))
+    assert not known.drop(("ml", "one"), "u1")
+    assert known.drop(("ml", "one"), "u2")
+    assert not known.replace(parsed(uid="u2", resourceVersion="21"))
+    assert known.by_key == {}
+
+
+def test_pods_are_found_by_the_datasets_that_they_name() -> None:
+    pods = Pods()
+    for name, names in (("p", "one"), ("q", "two, one"), ("r", "two")):
+        found = gates.parse(pod(name, names))
+        assert found is not None
+        pods.put(found, 1.0)
+    assert [one.name for one in pods.waiting_for(("ml", "one"))] == ["p", "q"]
+    assert [*pods.waiting_for(("other", "one"))] == []
+    pods.drop(("ml", "p"), "another")
+    assert len(pods) == 3
+    pods.drop(("ml", "p"), "pod-p")
+    assert pods.get(("ml", "p")) is None
