@@ -1,7 +1,8 @@
 """The credentials of a process for the network, from its token file and its TLS files.
 
 A token file must belong to the reader (or root), have mode 0600 or less, and be no symbolic link:
-every process that can read it has its rights.
+every process that can read it has its rights. systemd gives a service's user a file of root by an
+ACL, whose mask `stat` shows as a group that may read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from cachefs.network.socket_owners import check_listener
 
 _MAX_BYTES: Final = 1 << 20
+_SERVICE_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"  # of systemd's LoadCredential=
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -49,8 +51,16 @@ def _check_private(info: os.stat_result, path: str) -> None:
     if info.st_uid not in (0, os.geteuid()):
         remedy = "use a file of your own"
         raise AccessDenied(f"token file belongs to user {info.st_uid}", path=path, remedy=remedy)
-    if stat.S_IMODE(info.st_mode) & 0o077:
+    allowed = stat.S_IRGRP if _is_service_credential(info, path) else 0
+    if stat.S_IMODE(info.st_mode) & 0o077 & ~allowed:
         raise AccessDenied("others may read the token file", path=path, remedy="chmod 600 it")
+
+
+def _is_service_credential(info: os.stat_result, path: str) -> bool:
+    """Returns whether systemd made the file for this service: root's, in the directory that only
+    root and the user of the service may enter."""
+    directory = os.environ.get(_SERVICE_DIRECTORY, "")
+    return bool(directory) and os.path.dirname(path) == directory and info.st_uid == 0
 
 
 def presented_token(security: Security) -> str:

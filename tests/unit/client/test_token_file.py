@@ -137,3 +137,36 @@ def test_a_client_that_lives_on_presents_the_new_token(
         master.access = Access(parse_tokens(NEW, "f"))
         file.write_text(NEW)
         client.call(c.ListUfs(), c.UfsTable)
+
+
+@pytest.mark.parametrize(
+    ("mode", "directory", "is_read"),
+    [
+        (0o440, "its own", True),
+        (0o440, "", False),
+        (0o440, "/another", False),
+        (0o444, "its own", False),
+        (0o460, "its own", False),
+        (0o400, "", True),
+    ],
+)
+def test_a_credential_of_systemd_shows_the_mask_of_its_acl(
+    mode: int, directory: str, is_read: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of root that the user of the service may read has the mode 0440."""
+    own_uid = os.geteuid()
+    monkeypatch.setattr(os, "fstat", lambda fd: _of_root(os.stat(fd)))
+    monkeypatch.setattr(os, "geteuid", lambda: own_uid + 1)
+    monkeypatch.setenv(
+        "CREDENTIALS_DIRECTORY", str(file.parent) if directory == "its own" else directory
+    )
+    file.chmod(mode)
+    if is_read:
+        assert [token.secret for token in credentials.read_tokens(str(file))] == [OLD]
+    else:
+        with pytest.raises(AccessDenied):
+            credentials.read_tokens(str(file))
+
+
+def _of_root(info: os.stat_result) -> os.stat_result:
+    return os.stat_result((*info[:4], 0, *info[5:]))
