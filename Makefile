@@ -18,11 +18,13 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/versitygw
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
+	@scripts/helm >/dev/null
 	@$(PY) scripts/check.py all
 
 kube: ## the tests on a real Kubernetes node, built once per user (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make kube"
 	@scripts/kube-tools
+	@scripts/helm >/dev/null
 	@$(PY) -m tests.kube.real
 
 coverage: ## as `make test`, and measures the coverage of the tests' own processes
@@ -30,6 +32,7 @@ coverage: ## as `make test`, and measures the coverage of the tests' own process
 	@scripts/versitygw
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
+	@scripts/helm >/dev/null
 	@$(PY) scripts/check.py coverage
 
 check: venv ## the fast checks: format, lint, types, imports, docs, unit tests
@@ -54,6 +57,8 @@ requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.i
 	@$(UV_COMPILE) $(UPGRADE) --all-extras pyproject.toml -o requirements/dev.txt
 	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster pyproject.toml \
 		-c requirements/dev.txt -o requirements/run.txt
+	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra cluster --extra csi --extra kube pyproject.toml \
+		-c requirements/dev.txt -o requirements/image.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/go.in -o requirements/go.txt
 

@@ -1,8 +1,10 @@
 """The credentials of a process for the network, from its token file and its TLS files.
 
 A token file must belong to the reader (or root), have mode 0600 or less, and be no symbolic link:
-every process that can read it has its rights. systemd gives a service's user a file of root by an
-ACL, whose mask `stat` shows as a group that may read.
+every process that can read it has its rights. A directory of credentials, which only root and the
+service may enter, may have other files. systemd gives a service's user a file of root by an ACL,
+whose mask `stat` shows as a group that may read. Kubernetes gives it a file of root and of the
+pod's group, behind links that it replaces when the secret changes.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from cachefs.network.socket_owners import check_listener
 
 _MAX_BYTES: Final = 1 << 20
-_SERVICE_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"  # of systemd's LoadCredential=
+_SERVICE_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"  # of systemd's LoadCredential=, and of pods
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_tokens(path: str) -> list[Token]:
     """Returns the tokens of a file. Raises BadConfig and AccessDenied with a remedy."""
     try:
-        fd = os.open(path, _FLAGS)
+        fd = os.open(real_path(path), _FLAGS)
     except OSError as err:
         cause = f"token file cannot be opened: {err.strerror}"
         raise BadConfig(cause, path=path, remedy="it must be a regular file, not a link") from err
@@ -45,6 +47,14 @@ def read_tokens(path: str) -> list[Token]:
     return parse_tokens(text, path)
 
 
+def real_path(path: str) -> str:
+    """Returns the path of the file itself. Only links of the service's own directory, to files in
+    it, are followed."""
+    directory = _service_directory(path)
+    real = os.path.realpath(path)
+    return real if directory and real.startswith(f"{os.path.realpath(directory)}/") else path
+
+
 def _check_private(info: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise BadConfig("token file is not a regular file", path=path)
@@ -57,10 +67,15 @@ def _check_private(info: os.stat_result, path: str) -> None:
 
 
 def _is_service_credential(info: os.stat_result, path: str) -> bool:
-    """Returns whether systemd made the file for this service: root's, in the directory that only
-    root and the user of the service may enter."""
+    """Returns whether systemd or Kubernetes made the file for this service: root's, in the
+    directory that only root and the user of the service may enter."""
+    return bool(_service_directory(path)) and info.st_uid == 0
+
+
+def _service_directory(path: str) -> str:
+    """Returns the directory of the service's credentials if a path is in it, else ""."""
     directory = os.environ.get(_SERVICE_DIRECTORY, "")
-    return bool(directory) and os.path.dirname(path) == directory and info.st_uid == 0
+    return directory if directory and os.path.dirname(path) == directory else ""
 
 
 def presented_token(security: Security) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cachefs.client.credentials import read_tokens
+from cachefs.client.credentials import read_tokens, real_path
 from cachefs.core.access import HEADER, Access, Caller, header_of
 from cachefs.core.errors import CacheFSError
 
@@ -86,7 +86,7 @@ class TokenFile:
 def _signature(path: str) -> tuple[int, ...] | None:
     """Returns the values by which a replaced or changed file differs; None for no file."""
     try:
-        info = os.stat(path, follow_symlinks=False)
+        info = os.stat(real_path(path), follow_symlinks=False)
     except OSError:
         return None
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

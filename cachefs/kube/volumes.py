@@ -380,10 +380,12 @@ def users_of(path: str, claims: set[Key], pods: Iterable[Object]) -> tuple[str, 
 
 
 def _uses(pod: Object, volume: Mapping[str, Any], path: str, claims: set[Key]) -> bool:
-    namespace = pod["metadata"]["namespace"]
+    namespace, name = key_of(pod)
     claim = volume.get("persistentVolumeClaim") or {}
     if claim:
         return (namespace, claim.get("claimName")) in claims
+    if volume.get("ephemeral"):
+        return (namespace, f"{name}-{volume['name']}") in claims
     csi = volume.get("csi") or {}
     attributes = csi.get("volumeAttributes") or {}
     shown = attributes.get("path", "")

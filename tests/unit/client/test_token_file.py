@@ -168,5 +168,52 @@ def test_a_credential_of_systemd_shows_the_mask_of_its_acl(
             credentials.read_tokens(str(file))
 
 
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A volume of a Secret as the kubelet makes it: the file is behind two links."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    _write_secret(volume, "..first", OLD)
+    (volume / "token").symlink_to("..data/token")
+    own_uid = os.geteuid()
+    monkeypatch.setattr(os, "fstat", lambda fd: _of_root(os.stat(fd)))
+    monkeypatch.setattr(os, "geteuid", lambda: own_uid + 1)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(volume))
+    return volume / "token"
+
+
+def _write_secret(volume: Path, version: str, text: str) -> None:
+    """Writes a version beside the earlier one, and exchanges the link to it."""
+    (volume / version).mkdir()
+    (volume / version / "token").write_text(text)
+    (volume / version / "token").chmod(0o440)
+    (volume / "..tmp").symlink_to(version)
+    (volume / "..tmp").rename(volume / "..data")
+
+
+def test_a_secret_of_kubernetes_is_read_again_when_it_changes(secret: Path) -> None:
+    tokens = TokenFile(str(secret))
+    assert tokens.check(header_of(OLD)) == EVERYTHING
+    _write_secret(secret.parent, "..second", NEW)
+    tokens.look()
+    assert tokens.check(header_of(NEW)) == EVERYTHING
+    with pytest.raises(AccessDenied):
+        tokens.check(header_of(OLD))
+
+
+def test_links_are_followed_in_the_directory_of_the_service_only(
+    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text(OLD)
+    outside.chmod(0o400)
+    (secret.parent / "other").symlink_to(outside)
+    with pytest.raises(BadConfig):
+        credentials.read_tokens(str(secret.parent / "other"))
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    with pytest.raises(BadConfig):
+        credentials.read_tokens(str(secret))
+
+
 def _of_root(info: os.stat_result) -> os.stat_result:
     return os.stat_result((*info[:4], 0, *info[5:]))

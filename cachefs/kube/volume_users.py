@@ -1,0 +1,70 @@
+"""`python -I -m cachefs.kube.volume_users`: the check before an uninstall of CacheFS.
+
+It fails while pods run with volumes of the driver, and names them. Otherwise it waits until the
+drivers have unmounted what lingers, as nobody does after them, and checks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import click
+
+from cachefs.core.errors import CacheFSError, InUse
+from cachefs.core.units import parse_duration
+from cachefs.kube.account import Account
+from cachefs.kube.api import KubeApi
+from cachefs.kube.names import DRIVER
+from cachefs.kube.steps import in_words
+from cachefs.kube.volumes import claims_of, users_of
+
+SLACK_S: Final = 5.0  # for the unmount itself
+EVERYTHING: Final = ""  # as a path: every volume of the driver shows something below it
+
+
+async def users(api: KubeApi) -> tuple[str, ...]:
+    """Returns NAMESPACE/NAME of the pods that run with a volume of ours. Raises as KubeApi."""
+    volumes = [one async for one in api.list("PersistentVolume")]
+    pods = [one async for one in api.list("Pod")]
+    return users_of(EVERYTHING, claims_of(EVERYTHING, volumes), pods)
+
+
+async def check(
+    api: KubeApi, linger_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Returns when no pod uses a volume, and nothing lingers. Raises InUse with the pods' names,
+    and as KubeApi."""
+    await _check_unused(api)
+    await sleep(linger_s + SLACK_S)
+    await _check_unused(api)
+
+
+async def _check_unused(api: KubeApi) -> None:
+    found = await users(api)
+    if found:
+        raise InUse(
+            f"pods use volumes of {DRIVER}: {in_words(found)}",
+            remedy="delete these pods, then uninstall again",
+        )
+
+
+async def _run(linger_s: float) -> None:
+    async with KubeApi.open(Account()) as api:
+        await check(api, linger_s)
+
+
+@click.command()
+@click.option("--linger", default="60s", help="As of `cachefs csi`.")
+def main(linger: str) -> None:
+    try:
+        asyncio.run(_run(parse_duration(linger)))
+    except CacheFSError as err:
+        print(f"cachefs: {err.one_line()}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The check before an uninstall names the pods that use volumes of the driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from cachefs.core.errors import InUse
+from cachefs.kube.names import DRIVER, Object
+from cachefs.kube.volume_users import SLACK_S, check
+from tests.unit.kube.things import MASTER, pod
+
+
+class Objects:
+    """What the API server has."""
+
+    def __init__(self, *pods: Object, volumes: tuple[Object, ...] = ()) -> None:
+        self.things = {"Pod": list(pods), "PersistentVolume": list(volumes)}
+
+    async def list(self, kind: str) -> AsyncIterator[Object]:
+        for one in self.things[kind]:
+            yield one
+
+
+def running(name: str, volume: dict[str, Any], phase: str = "Running") -> Object:
+    made = pod(name, nodeName="node", volumes=[{"name": "data", **volume}])
+    return made | {"status": {"phase": phase}}
+
+
+def volume(claim: str, driver: str = DRIVER) -> Object:
+    csi = {"driver": driver, "volumeHandle": f"cachefs://{MASTER}/a"}
+    return {"spec": {"csi": csi, "claimRef": {"namespace": "ml", "name": claim}}}
+
+
+def judge(objects: Objects, changes: dict[str, list[Object]] | None = None) -> list[float]:
+    """Returns the pauses of a check; meanwhile objects change."""
+    pauses = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        objects.things |= changes or {}
+
+    api: Any = objects
+    asyncio.run(check(api, 60.0, sleep))
+    return pauses
+
+
+INLINE: dict[str, Any] = {"csi": {"driver": DRIVER, "volumeAttributes": {"path": "/a"}}}
+CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "claim"}}
+EPHEMERAL: dict[str, Any] = {"ephemeral": {"volumeClaimTemplate": {}}}
+
+
+@pytest.mark.parametrize(
+    ("used", "claim"), [(INLINE, "none"), (CLAIM, "claim"), (EPHEMERAL, "one-data")]
+)
+def test_pods_with_volumes_are_named(used: dict[str, Any], claim: str) -> None:
+    with pytest.raises(InUse, match="ml/one") as failed:
+        judge(Objects(running("one", used), volumes=(volume(claim),)))
+    assert "delete these pods" in failed.value.one_line()
+
+
+def test_it_waits_for_what_lingers_and_looks_again() -> None:
+    gone = Objects(
+        running("ended", INLINE, "Succeeded"),
+        pod("waits", volumes=[{"name": "data", **INLINE}]),
+        running("other", CLAIM),
+        running("another", {"csi": {"driver": "other"}}),
+        volumes=(volume("claim", "other"), {"spec": {"hostPath": {}}}),
+    )
+    assert judge(gone) == [60.0 + SLACK_S]
+    with pytest.raises(InUse, match="ml/late"):
+        judge(gone, {"Pod": [running("late", INLINE)]})
