@@ -3,8 +3,10 @@ PY := .venv/bin/python
 UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 
+TAG = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test kube coverage check lint format unit bench requirements venv versitygw clean
+.PHONY: help demo test image kube coverage check lint format unit bench requirements venv versitygw clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -19,12 +21,19 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
+	@scripts/image-base >/dev/null
 	@$(PY) scripts/check.py all
+
+image: ## the container image cachefs:TAG (needs buildah; BASE=... names another base)
+	@command -v buildah >/dev/null || { echo "make image needs buildah: apt-get install buildah" >&2; exit 1; }
+	@buildah build $(if $(BASE),--build-arg BASE=$(BASE)) --file deploy/docker/Dockerfile \
+		--ignorefile deploy/docker/ignore --tag cachefs:$(TAG) .
 
 kube: ## the tests on a real Kubernetes node, built once per user (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make kube"
 	@scripts/kube-tools
 	@scripts/helm >/dev/null
+	@scripts/image-base >/dev/null
 	@$(PY) -m tests.kube.real
 
 coverage: ## as `make test`, and measures the coverage of the tests' own processes
@@ -33,6 +42,7 @@ coverage: ## as `make test`, and measures the coverage of the tests' own process
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
+	@scripts/image-base >/dev/null
 	@$(PY) scripts/check.py coverage
 
 check: venv ## the fast checks: format, lint, types, imports, docs, unit tests
