@@ -16,6 +16,7 @@ RELEASE: Final = "cachefs"
 NAMESPACE: Final = "cachefs-system"
 BUILD_S: Final = 1200.0
 RUN_S: Final = 60.0
+EVERYTHING: Final = ("--values", Path(__file__).with_name("chart_values.yaml"))  # all its parts
 POD_MONITOR: Final = "monitoring.coreos.com/v1/PodMonitor"
 
 Object = dict[str, Any]

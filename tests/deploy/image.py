@@ -193,7 +193,7 @@ def _config(digests: list[str]) -> dict[str, object]:
 
 
 def _layer(directory: Path, path: Path) -> Path:
-    command = ["tar", "--numeric-owner", "--sort=name", "-C", directory, "-cf", path, "."]
+    command = ["tar", "--numeric-owner", "--sort=name", "-C", str(directory), "-cf", str(path), "."]
     subprocess.run(command, check=True, timeout=BUILD_S)
     return path
 

@@ -17,6 +17,7 @@ from cachefs.kube import names
 from scripts import helm_values
 from tests.deploy.chart import (
     CHART,
+    EVERYTHING,
     POD_MONITOR,
     Object,
     containers,
@@ -30,8 +31,7 @@ from tests.kube.real.operator.lab import rights
 from tests.unit.cli.test_documented_commands import problem
 
 VERSIONS: Final = [f"1.{minor}" for minor in range(30, 38)]
-EVERYTHING: Final = Path(__file__).with_name("chart_values.yaml")
-ALL: Final = ("--values", EVERYTHING, "--api-versions", POD_MONITOR)
+ALL: Final = (*EVERYTHING, "--api-versions", POD_MONITOR)
 FORMS: Final = {"defaults": (), "everything": ALL}
 SERVER_USER: Final = 65532
 ROOTS: Final = {"csi", "fuse", "holder", "directories"}  # containers that run as root
@@ -52,7 +52,7 @@ def defaults() -> list[Object]:
 
 
 def test_helm_finds_nothing_to_say() -> None:
-    for values in ((), ("--values", EVERYTHING)):
+    for values in ((), EVERYTHING):
         done = run_helm("lint", "--strict", CHART, *values)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "[WARNING]" not in done.stdout
@@ -79,8 +79,7 @@ def test_a_misspelt_field_is_found(defaults: list[Object]) -> None:
 
 
 def test_pod_monitors_are_made_where_their_api_is() -> None:
-    values = ("--values", EVERYTHING)
-    assert not [one for one in render(*values) if one["kind"] == "PodMonitor"]
+    assert not [one for one in render(*EVERYTHING) if one["kind"] == "PodMonitor"]
     found = [one for one in render(*ALL) if one["kind"] == "PodMonitor"]
     assert len(found) == 4
     for monitor in found:

@@ -106,12 +106,24 @@ class Cluster:
             layout.kubeconfig(client).write_text(configuration.kubeconfig(layout, token))
         for name, text in (
             ("kubelet.yaml", configuration.kubelet_config(layout)),
-            ("containerd.toml", configuration.containerd_config(layout)),
+            ("containerd.toml", configuration.containerd_config(layout, self._snapshotter())),
             ("cni/pods.conflist", configuration.cni_config(layout)),
         ):
             path = layout.directory / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
+
+    def _snapshotter(self) -> str:
+        """Returns overlayfs if the directory of the cluster can be the upper one of an overlay."""
+        place = self.layout.directory / "overlay"
+        for name in ("lower", "upper", "work", "root"):
+            (place / name).mkdir(parents=True)
+        options = ",".join(f"{name}dir={place}/{name}" for name in ("lower", "upper", "work"))
+        root = str(place / "root")
+        if not self._succeeds("mount", "-t", "overlay", "overlay", "-o", options, root):
+            return "native"
+        run_command("umount", root)
+        return "overlayfs"
 
     def _start(self) -> None:
         """Starts the parts, and returns when the node is Ready."""
@@ -124,7 +136,7 @@ class Cluster:
         archive = layout.directory / "image.tar"
         write_image(archive)
         self._until(lambda: self._succeeds(*self._ctr("version")), "containerd answers")
-        self._run(*self._ctr("images", "import", str(archive)))
+        self.import_image(archive)
         self._start_controllers()
         self._start_part("scheduler", configuration.scheduler(layout))
         self._start_part("kubelet", configuration.kubelet(layout))
@@ -150,7 +162,7 @@ class Cluster:
 
     def _start_part(self, name: str, command: list[str]) -> None:
         log = self.layout.directory / f"{name}.log"
-        self._parts.append(Part(name, command, log, self._environment(), self._group))
+        self._parts.append(Part(name, command, log, self.environment, self._group))
         self._undo.callback(self._parts[-1].kill)
 
     def _until(self, holds: Callable[[], object], what: str) -> None:
@@ -237,6 +249,10 @@ class Cluster:
 
     # ---- containers ------------------------------------------------------------------------------
 
+    def import_image(self, archive: Path) -> None:
+        """Imports a docker archive, for pods of the node."""
+        self._run(*self._ctr("images", "import", str(archive)))
+
     def pods(self, selector: str, *, namespace: str) -> list[str]:
         """Returns the names of the running pods with these labels that are not being deleted."""
         found = self.get("pods", "-n", namespace, "-l", selector)["items"]
@@ -277,7 +293,9 @@ class Cluster:
         socket = str(self.layout.containerd_socket)
         return ["ctr", "--address", socket, "--namespace", CONTAINER_NAMESPACE, *arguments]
 
-    def _environment(self) -> dict[str, str]:
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a client with all rights."""
         return {
             "PATH": programs.PATH,
             "HOME": str(self.layout.directory),
@@ -300,7 +318,7 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         done = subprocess.run(
             command, input=input, capture_output=True, text=True, timeout=limit_s,
-            env=self._environment(),
+            env=self.environment,
         )  # fmt: skip
         if check and done.returncode:
             raise ClusterFailed(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,5 +1,5 @@
 """The command lines and configuration files of the parts of a node, as pure functions of where the
-cluster is. Every address is on loopback; every client has a token of its own."""
+cluster is. Every address is of its own network; every client has a token of its own."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def api_server(layout: Layout) -> list[str]:
     own, accounts = str(layout.certificate("api-server")), str(layout.certificate("accounts"))
     return [
         "kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{layout.etcd_port}",
-        "--bind-address", "127.0.0.1", "--secure-port", str(layout.api_port),
+        "--bind-address", "0.0.0.0", "--secure-port", str(layout.api_port),
         "--advertise-address", NODE_ADDRESS, "--endpoint-reconciler-type", "none",
         "--tls-cert-file", own, "--tls-private-key-file", own,
         "--kubelet-client-certificate", own, "--kubelet-client-key", own,
@@ -123,6 +123,7 @@ def controller_manager(layout: Layout) -> list[str]:
     return [
         "kube-controller-manager", "--kubeconfig", str(layout.kubeconfig("controllers")),
         "--service-account-private-key-file", str(layout.certificate("accounts")),
+        "--root-ca-file", str(layout.authority),  # for accounts of pods
         "--use-service-account-credentials", "--leader-elect=false", "--secure-port=0",
     ]  # fmt: skip
 
@@ -188,7 +189,9 @@ def kubelet_config(layout: Layout) -> str:
     return json.dumps(config)
 
 
-def containerd_config(layout: Layout) -> str:
+def containerd_config(layout: Layout, snapshotter: str) -> str:
+    """Returns containerd's configuration. The snapshotter `native` copies an image for each
+    container, and works on every file system; `overlayfs` copies nothing."""
     return f"""\
 version = 2
 root = "{layout.directory}/containerd"
@@ -205,7 +208,7 @@ disabled_plugins = {json.dumps(_UNUSED_PLUGINS)}
   disable_tcp_service = true
   stream_server_address = "127.0.0.1"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
+    snapshotter = "{snapshotter}"
     default_runtime_name = "runc"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
@@ -219,11 +222,12 @@ disabled_plugins = {json.dumps(_UNUSED_PLUGINS)}
 
 
 def cni_config(layout: Layout) -> str:
-    """Returns the network of pods: each has a link of its own to the node, and none to others."""
+    """Returns the network of pods: each has a link of its own to the node, and its route there."""
     addresses = {
         "type": "host-local",
         "dataDir": str(layout.directory / "pod-addresses"),
         "ranges": [[{"subnet": "10.244.0.0/24"}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
     }
     plugin = {"type": "ptp", "ipMasq": False, "ipam": addresses}
     return json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [plugin]})
