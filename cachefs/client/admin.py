@@ -165,7 +165,7 @@ class AdminClient:
 
     def status(self) -> dict[str, Any]:
         """Returns the content of `cachefs status`."""
-        return self.get("/status", a.Status).status
+        return self.get("/status", a.ClusterStatus).status
 
     def health(self, timeout_s: float = 0.0) -> list[HealthProblem]:
         """Returns the current problems, errors first."""
@@ -236,15 +236,15 @@ class AdminClient:
             unlisted_directories=pages[-1].unlisted_directories,
         )
 
-    def free(self, path: bytes) -> a.Freed:
+    def free(self, path: bytes) -> a.FreedBytes:
         """Frees a path on every worker that replies. Raises NotFound, InUse (pinned)."""
-        pages: list[a.Freed] = []
+        pages: list[a.FreedBytes] = []
         next: str | None = None
         while not pages or next is not None:
             body = a.FreeRequest(a.text_of(path), next)
-            pages.append(self.send("POST", "/free", a.Freed, body, timeout_s=WALK_TIMEOUT_S))
+            pages.append(self.send("POST", "/free", a.FreedBytes, body, timeout_s=WALK_TIMEOUT_S))
             next = pages[-1].next
-        return a.Freed(
+        return a.FreedBytes(
             sum(page.files for page in pages),
             sum(page.bytes for page in pages),
             sum(page.busy_files for page in pages),
@@ -265,7 +265,7 @@ class AdminClient:
             more,
         )
         key = key or secrets.token_hex(16)
-        found = self.send("POST", "/jobs", a.JobSubmitted, body, key=key)
+        found = self.send("POST", "/jobs", a.SubmittedJob, body, key=key)
         return m.JobSubmitted(found.job, found.updated)
 
     def add_job_paths(
@@ -305,7 +305,7 @@ class AdminClient:
         return self.get(f"/syncs/{sync}", Sync, {"next": after or None}).reply()
 
 
-def _all_silent(pages: Sequence[a.Usage | a.Freed]) -> list[str]:
+def _all_silent(pages: Sequence[a.Usage | a.FreedBytes]) -> list[str]:
     return [*dict.fromkeys(line for page in pages for line in page.silent)]
 
 

@@ -76,7 +76,7 @@ class Health(Answer, frozen=True):
     items: list[HealthProblem]
 
 
-class Status(Answer, frozen=True):
+class ClusterStatus(Answer, frozen=True):
     """The content of `cachefs status`: plain values, see docs/operations.md."""
 
     status: dict[str, Any]
@@ -267,7 +267,7 @@ class FreeRequest(Request, frozen=True):
     next: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class Freed(Answer, frozen=True):
+class FreedBytes(Answer, frozen=True):
     """The freed bytes. If `next` is set, request the next page and add up. A file counts once for
     each worker that cached it. Bytes of `busy_files` are freed at their last close."""
 
@@ -363,7 +363,7 @@ class NewJob(Request, frozen=True):
         )
 
 
-class JobSubmitted(Answer, frozen=True):
+class SubmittedJob(Answer, frozen=True):
     """A job that was submitted. `updated`: it already existed and continues with these settings."""
 
     job: int

@@ -1,4 +1,4 @@
-"""The sources of a node in a cluster: `cachefs.core.services.Sources` for `cachefs://host:port/path`,
+"""The sources of a node in a cluster: `cachefs.core.services.SourceServices` for `cachefs://host:port/path`,
 and the connectors of their origins.
 """
 
@@ -26,7 +26,7 @@ from worker.names.lazy_connector import LazyConnector
 from worker.names.namespace import RemoteNamespace
 
 if TYPE_CHECKING:
-    from cachefs.core.services import Sources
+    from cachefs.core.services import SourceServices
 
 log = logging.getLogger(__name__)
 
@@ -217,5 +217,5 @@ class ClusterSources:
 
 if TYPE_CHECKING:
 
-    def _are_sources(sources: ClusterSources) -> Sources:
+    def _are_sources(sources: ClusterSources) -> SourceServices:
         return sources

@@ -17,8 +17,8 @@ async def about(at: At) -> a.About:
     )
 
 
-async def status(at: At) -> a.Status:
-    return a.Status((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
+async def status(at: At) -> a.ClusterStatus:
+    return a.ClusterStatus((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
 
 
 # ---- sources -------------------------------------------------------------------------------------
