@@ -11,9 +11,9 @@ import pytest
 
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Stale, Unavailable
 from cachefs.core.model import Fingerprint, Kind
-from connectors import file
 from connectors.base import Entry
-from connectors.file import FileConnector
+from connectors.file import connector as file
+from connectors.file.connector import FileConnector
 
 BIG = bytes(range(256)) * (3 << 12)  # 3 MiB
 
