@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.origins import FileOrigin, MemoryOrigin, Origin, OriginFactory, S3Origin
+from tests.conformance.origins import (
+    AzureOrigin,
+    FileOrigin,
+    GcsOrigin,
+    MemoryOrigin,
+    Origin,
+    OriginFactory,
+    S3Origin,
+)
 from tests.conformance.transports import TRANSPORTS, Mounted
 from tests.conformance.tree import FILES, plant
 from tests.services.versitygw import ACCESS_KEY, SECRET_KEY
@@ -39,7 +47,7 @@ def new_origin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
-    s3-versitygw, s3-versitygw-tls, s3-moto."""
+    s3-versitygw, s3-versitygw-tls, s3-moto, gcs, azure."""
     servers = {"s3-versitygw": "s3", "s3-versitygw-tls": "s3_tls", "s3-moto": "moto"}
     numbers = itertools.count(1)
     made: list[Origin] = []
@@ -55,6 +63,13 @@ def new_origin(
             origin: Origin = FileOrigin(tmp_path_factory.mktemp("origin"))
         elif kind in servers:
             origin = s3(servers[kind])
+        elif kind == "gcs":
+            server = request.getfixturevalue("gcs_server")
+            origin = GcsOrigin(server, f"b-{prefix}-{next(numbers)}")
+        elif kind == "azure":
+            server = request.getfixturevalue("azure_server")
+            key_file = tmp_path_factory.mktemp("azure") / "key"
+            origin = AzureOrigin(server, f"b-{prefix}-{next(numbers)}", key_file)
         else:
             origin = MemoryOrigin(
                 ordered=kind != "memory-unordered", decorated=kind == "memory-decorated"

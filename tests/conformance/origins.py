@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cachefs.core.model import UfsSpec
+from connectors.azure import scheme as azure
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
+from connectors.gcs import scheme as gcs
 from connectors.meter import Meter
+from tests.services.azurite import ACCOUNT, KEY, AzureServer
+from tests.services.fake_gcs import GcsServer
 from tests.services.memory import MemoryConnector
 from tests.services.s3_server import S3Server
 
@@ -85,11 +89,62 @@ class S3Origin:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
 
 
+class GcsOrigin:
+    """As `S3Origin`, in a bucket of a fake-gcs-server."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: GcsServer, bucket: str) -> None:
+        self.server, self.bucket = server, bucket
+        server.make_bucket(bucket)
+        server.put(bucket, f"{self.prefix}-not-below/x", b"other")
+        options = {"endpoint_url": server.endpoint_url, "anonymous": "true"}
+        self.spec = UfsSpec(f"gs://{bucket}/{self.prefix}", options)
+        meter = Meter()
+        adapter = gcs.open_connector(self.spec.url, options, meter.made)
+        self.connector = decorate(adapter, deadline_s=10, meter=meter)
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.server.put(self.bucket, f"{self.prefix}/{below}", data)
+
+    def delete(self, path: bytes) -> None:
+        self.server.delete(self.bucket, f"{self.prefix}/{path.decode()}")
+
+
+class AzureOrigin:
+    """As `S3Origin`, in a container of azurite, read with the account's key in a file."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: AzureServer, container: str, key_file: Path) -> None:
+        self.server, self.container = server, container
+        server.make_container(container)
+        server.put(container, f"{self.prefix}-not-below/x", b"other")
+        key_file.write_text(f"{KEY}\n")
+        options = {"endpoint_url": server.endpoint_url, "account_key_file": str(key_file)}
+        self.spec = UfsSpec(f"az://{ACCOUNT}/{container}/{self.prefix}", options)
+        meter = Meter()
+        adapter = azure.open_connector(self.spec.url, options, meter.made)
+        self.connector = decorate(adapter, deadline_s=10, meter=meter)
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.server.put(self.container, f"{self.prefix}/{below}", data)
+
+    def delete(self, path: bytes) -> None:
+        self.server.delete(self.container, f"{self.prefix}/{path.decode()}")
+
+
 def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
     """Puts many small files, 16 at a time, in an order that no listing has."""
     paths = list(files)
     random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin):
+    if isinstance(origin, S3Origin | GcsOrigin | AzureOrigin):
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda path: origin.put(path, files[path]), paths))
     else:
