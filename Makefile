@@ -20,6 +20,7 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/versitygw
 	@scripts/fake-gcs >/dev/null
 	@scripts/azurite >/dev/null
+	@scripts/sshd >/dev/null
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
@@ -43,6 +44,7 @@ coverage: ## as `make test`, and measures the coverage of the tests' own process
 	@scripts/versitygw
 	@scripts/fake-gcs >/dev/null
 	@scripts/azurite >/dev/null
+	@scripts/sshd >/dev/null
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null

@@ -17,6 +17,7 @@ from tests.services.examples import examples
 from tests.services.fake_gcs import GcsServer, fake_gcs
 from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
+from tests.services.sshd import SftpServer, sshd
 from tests.services.versitygw import versitygw
 from tests.turns import ByGroup
 
@@ -90,6 +91,12 @@ def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 @pytest.fixture(scope="session")
 def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
     with azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
+    with sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 

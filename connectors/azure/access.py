@@ -10,7 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs
 
 from cachefs.core.errors import CredentialsMissing, Unreachable
 from connectors.azure.options import AzureOptions, Place
@@ -54,8 +56,7 @@ class AzureCredentials:
         """Returns valid credentials. Raises CredentialsMissing, Unreachable."""
         sas = _secret(self._options.sas_token_file, "AZURE_STORAGE_SAS_TOKEN").lstrip("?")
         if sas and not self._options.account_key_file:
-            if "sig=" not in sas:
-                raise CredentialsMissing("the SAS token has no signature", remedy=RENEW)
+            check_sas(sas, self._clock())
             return Authorization(query=sas)
         key = _secret(self._options.account_key_file, "AZURE_STORAGE_KEY")
         with self._lock:
@@ -91,6 +92,20 @@ class AzureCredentials:
         with self._lock:
             self._chain = None
             self._kept = ("", Authorization(), 0.0)
+
+
+def check_sas(sas: str, now_s: float) -> None:
+    """Raises CredentialsMissing for a SAS token that is none, or that has expired: Azure says of
+    both only that it refuses them."""
+    facts = parse_qs(sas)
+    if "sig" not in facts:
+        raise CredentialsMissing("the SAS token has no signature", remedy=RENEW)
+    try:
+        end = datetime.fromisoformat(facts.get("se", [""])[0])
+    except ValueError:  # a stored access policy has the time
+        return
+    if end.replace(tzinfo=end.tzinfo or UTC).timestamp() <= now_s:
+        raise CredentialsMissing(f"the SAS token has expired ({end})", remedy=RENEW)
 
 
 def _secret(path: str, variable: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -18,7 +19,9 @@ from connectors.s3.listing import DIRECTORY, Listed, Listing
 RENEW: Final = "make a new SAS token, or log in again (az login)"
 CHECK: Final = "check the SAS token or the key, and this machine's clock"
 ARCHIVED: Final = "restore it first: az storage blob set-tier --tier Hot"
-MAY_READ: Final = "the caller needs the role Storage Blob Data Reader, or a SAS with sp=rl"
+MAY_READ: Final = (
+    "check the SAS token or the key; a caller needs the role Storage Blob Data Reader, or sp=rl"
+)
 _NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")
 _GONE: Final = frozenset({"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})
 
@@ -34,13 +37,18 @@ def parse_listing(body: bytes) -> Listing:
     if root.tag != "EnumerationResults":
         raise OriginError(f"the endpoint sent <{root.tag}> instead of a listing: no Azure server?")
     objects: list[Listed] = []
-    prefixes = [_name(item) for item in root.iterfind("Blobs/BlobPrefix")]
-    for item in root.iterfind("Blobs/Blob"):
-        if item.findtext("Properties/ResourceType") == "directory":  # a hierarchical namespace
-            prefixes.append(_name(item).rstrip("/") + "/")
-        else:
-            objects.append(_object(item))
+    prefixes: list[str] = []
+    for item in _blobs(root):
+        if item.tag == "BlobPrefix":
+            prefixes.append(_name(item))
+        elif item.tag == "Blob":
+            _add(item, objects, prefixes)
     return Listing(objects, prefixes, root.findtext("NextMarker") or "")
+
+
+def _blobs(root: ElementTree.Element) -> Iterable[ElementTree.Element]:
+    found = root.find("Blobs")
+    return () if found is None else found
 
 
 def _name(item: ElementTree.Element) -> str:
@@ -51,15 +59,18 @@ def _name(item: ElementTree.Element) -> str:
     return unquote(text) if found.get("Encoded") == "true" else text
 
 
-def _object(item: ElementTree.Element) -> Listed:
+def _add(item: ElementTree.Element, objects: list[Listed], prefixes: list[str]) -> None:
     properties = item.find("Properties")
     if properties is None:
         raise BadBody("the listing has a blob without properties")
-    size = parse_size(properties.findtext("Content-Length", ""))
-    etag = _etag(properties.findtext("Etag", ""))
-    mtime_ns = parse_http_date(properties.findtext("Last-Modified", ""))
+    facts = {one.tag: one.text or "" for one in properties}
+    if facts.get("ResourceType") == "directory":  # of a hierarchical namespace
+        prefixes.append(_name(item).rstrip("/") + "/")
+        return
+    size, etag = parse_size(facts.get("Content-Length", "")), _etag(facts.get("Etag", ""))
+    mtime_ns = parse_http_date(facts.get("Last-Modified", ""))
     fingerprint = None if size is None else Fingerprint(Kind.FILE, size, mtime_ns, etag)
-    return Listed(_name(item), fingerprint)
+    objects.append(Listed(_name(item), fingerprint))
 
 
 def _etag(text: str) -> str:

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import fsspec
+
 from cachefs.core.model import UfsSpec
 from connectors.azure import scheme as azure
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
 from connectors.gcs import scheme as gcs
+from connectors.library import arrow_scheme, fsspec_scheme
 from connectors.meter import Meter
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
@@ -47,6 +50,35 @@ class FileOrigin:
 
     def delete(self, path: bytes) -> None:
         os.unlink(os.path.join(self.root, path))
+
+
+class LibraryOrigin(FileOrigin):
+    """A directory that a library's file system reads, or an S3 server with its objects in one."""
+
+    def __init__(self, root: Path, url: str, options: dict[str, str]) -> None:
+        super().__init__(root)
+        self.connector.close()
+        self.spec = UfsSpec(url, options)
+        scheme = fsspec_scheme if url.startswith("fsspec+") else arrow_scheme
+        adapter = scheme.open_connector(url, options)
+        self.connector = decorate(adapter, deadline_s=10, meter=Meter())
+
+
+class FsspecMemoryOrigin:
+    """A folder of fsspec's file system in the memory of this process."""
+
+    def __init__(self, folder: str) -> None:
+        self._files = fsspec.filesystem("memory")
+        self._root = f"/{folder}"
+        self._files.makedirs(self._root)
+        adapter = fsspec_scheme.open_connector(f"fsspec+memory://{folder}", {})
+        self.connector = decorate(adapter, deadline_s=5, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self._files.pipe_file(f"{self._root}/{path.decode()}", data)
+
+    def delete(self, path: bytes) -> None:
+        self._files.rm_file(f"{self._root}/{path.decode()}")
 
 
 class MemoryOrigin:

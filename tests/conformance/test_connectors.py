@@ -18,6 +18,7 @@ from tests.services.many_thread import ManyThread
 
 KINDS = (
     "file", "s3-versitygw", "s3-versitygw-tls", "s3-moto", "gcs", "azure",
+    "fsspec-local", "fsspec-memory", "fsspec-sftp", "arrow-local", "arrow-s3",
     "memory", "memory-unordered", "memory-decorated",
 )  # fmt: skip
 MANY = 1050  # more than a page of any store
