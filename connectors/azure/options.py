@@ -1,4 +1,4 @@
-"""The URL and the options of an `az://` source, and their validation. Pure."""
+"""The place and the options of an `az://` source, and their validation."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Place(NamedTuple):
 
 
 def parse_options(options: Mapping[str, str]) -> AzureOptions:
-    """Checks and returns the options. Raises BadConfig that names the option or a similar one."""
-    shared.check_names(options, OPTIONS, "az")
+    """Returns the values of the options, which `Scheme.check_options` knows. Raises BadConfig for a
+    bad value."""
     client_id = options.get("client_id", "")
     if not _ID.fullmatch(client_id):
         raise BadConfig(f"bad client_id {client_id!r}", remedy="give the id of an identity")
@@ -60,14 +60,14 @@ def parse_options(options: Mapping[str, str]) -> AzureOptions:
     )
 
 
-def place(url: str) -> Place:
-    """Returns the parts of `az://account/container/prefix`. Raises BadConfig. A message never holds
-    a query, which may be a SAS token."""
-    text, query, _ = url.partition("://")[2].partition("?")
-    account, _, rest = text.partition("/")
-    container, _, prefix = rest.partition("/")
+def parse_place(rest: str) -> Place:
+    """Returns the parts of `account/container/prefix`. Raises BadConfig. A message never holds a
+    query, which may be a SAS token."""
+    text, mark, query = rest.partition("?")
+    account, _, below = text.partition("/")
+    container, _, prefix = below.partition("/")
     shown = f"az://{text}"
-    if query and "sig=" in url:
+    if "sig=" in query:
         remedy = "write the SAS token to a file and give --option sas_token_file=FILE"
         raise BadConfig(f"{shown}: a source's URL holds no SAS token", remedy=remedy)
     if not _ACCOUNT.fullmatch(account):
@@ -76,13 +76,7 @@ def place(url: str) -> Place:
     if not _CONTAINER.fullmatch(container):
         remedy = "3 to 63 lower-case letters, digits and single hyphens"
         raise BadConfig(f"bad container name {container!r} in {shown!r}", remedy=remedy)
-    prefix = f"{prefix}{query}{url.partition('?')[2]}".rstrip("/")
+    prefix = f"{prefix}{mark}{query}".rstrip("/")
     if not keys.visible_path(prefix.encode("utf-8", "surrogateescape")):
         raise BadConfig(f"bad prefix in {shown!r}", remedy="no empty, '.' or '..' segments")
     return Place(account, container, prefix)
-
-
-def normalise(url: str) -> str:
-    """Returns `az://account/container/prefix` without a trailing '/'. Raises BadConfig."""
-    account, container, prefix = place(url)
-    return f"az://{account}/{container}/{prefix}" if prefix else f"az://{account}/{container}"

@@ -1,20 +1,39 @@
-"""The scheme `az://`: its options, and the construction of its connector."""
+"""The scheme `az://`: a container of Azure Blob Storage, or a prefix of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Final
 
-from connectors.azure.options import OPTIONS, normalise, parse_options, place
+from cachefs.core.model import UfsSpec
+from connectors.azure.options import OPTIONS, parse_options, parse_place
 from connectors.base import Connector
-from connectors.fetch.request import OnConnected
+from connectors.meter import Meter
+from connectors.scheme import Scheme
 
-__all__ = ["OPTIONS", "normalise", "open_connector", "parse_options"]
+
+class AzureScheme(Scheme):
+    """`az://account/container/prefix`. Nothing is percent-decoded."""
+
+    options = OPTIONS
+    extra = "azure"
+    libraries = ("azure", "certifi", "pycurl")
+
+    def normalise(self, scheme: str, rest: str) -> str:
+        account, container, prefix = parse_place(rest)
+        url = f"az://{account}/{container}"
+        return f"{url}/{prefix}" if prefix else url
+
+    def check_options(self, spec: UfsSpec) -> None:
+        super().check_options(spec)
+        parse_options(spec.options)
+
+    def open(self, spec: UfsSpec, meter: Meter) -> Connector:
+        from connectors.azure.store import AzureStore
+        from connectors.objects.connector import ObjectConnector
+
+        place = parse_place(spec.url.removeprefix("az://"))
+        store = AzureStore(place, parse_options(spec.options))
+        return ObjectConnector(store, place.prefix, meter.made)
 
 
-def open_connector(url: str, options: Mapping[str, str], tell_made: OnConnected) -> Connector:
-    """Returns the connector of a normalised URL, which sends nothing yet."""
-    from connectors.azure.store import AzureStore
-    from connectors.objects.connector import ObjectConnector
-
-    where = place(url)
-    return ObjectConnector(AzureStore(where, parse_options(options)), where.prefix, tell_made)
+SCHEME: Final = AzureScheme()

@@ -1,4 +1,4 @@
-"""The URL and the options of a `gs://` source, and their validation. Pure."""
+"""The options of a `gs://` source, and their validation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from cachefs.core.errors import BadConfig
-from connectors import keys
 from connectors.objects import options as shared
 
 OPTIONS: Final[dict[str, str]] = {
@@ -20,7 +19,6 @@ OPTIONS: Final[dict[str, str]] = {
     "billing_project": "project that pays for the requests, for requester-pays buckets",
     "ca_bundle": "PEM file of certificates; default: those of certifi",
 }
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _PROJECT: Final = re.compile(r"[A-Za-z0-9.:_-]{0,100}")
 
 
@@ -35,8 +33,8 @@ class GcsOptions(msgspec.Struct, frozen=True):
 
 
 def parse_options(options: Mapping[str, str]) -> GcsOptions:
-    """Checks and returns the options. Raises BadConfig that names the option or a similar one."""
-    shared.check_names(options, OPTIONS, "gs")
+    """Returns the values of the options, which `Scheme.check_options` knows. Raises BadConfig for a
+    bad value."""
     project = options.get("billing_project", "")
     if not _PROJECT.fullmatch(project):
         raise BadConfig(f"bad billing_project {project!r}", remedy="give the id of a project")
@@ -47,16 +45,3 @@ def parse_options(options: Mapping[str, str]) -> GcsOptions:
         billing_project=project,
         ca_bundle=shared.file_path(options, "ca_bundle", "a PEM file"),
     )
-
-
-def normalise(url: str) -> str:
-    """Returns `gs://bucket/prefix` without a trailing '/'. Raises BadConfig."""
-    bucket, _, prefix = url.partition("://")[2].partition("/")
-    prefix = prefix.rstrip("/")
-    if not _BUCKET.fullmatch(bucket):
-        remedy = "3 to 222 lower-case letters, digits, dots, hyphens and underscores"
-        raise BadConfig(f"bad bucket name {bucket!r} in {url!r}", remedy=remedy)
-    if not keys.visible_path(prefix.encode("utf-8", "surrogateescape")):
-        remedy = "no empty, '.' or '..' segments"
-        raise BadConfig(f"bad prefix {prefix!r} in {url!r}", remedy=remedy)
-    return f"gs://{bucket}/{prefix}" if prefix else f"gs://{bucket}"

@@ -1,20 +1,50 @@
-"""The scheme `gs://`: its options, and the construction of its connector."""
+"""The scheme `gs://`: a bucket of Google Cloud Storage, or a prefix of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from typing import Final
 
+from cachefs.core.errors import BadConfig
+from cachefs.core.model import UfsSpec
+from connectors import keys
 from connectors.base import Connector
-from connectors.fetch.request import OnConnected
-from connectors.gcs.options import OPTIONS, normalise, parse_options
+from connectors.gcs.options import OPTIONS, parse_options
+from connectors.meter import Meter
+from connectors.scheme import Scheme
 
-__all__ = ["OPTIONS", "normalise", "open_connector", "parse_options"]
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
-def open_connector(url: str, options: Mapping[str, str], tell_made: OnConnected) -> Connector:
-    """Returns the connector of a normalised URL, which sends nothing yet."""
-    from connectors.gcs.store import GcsStore
-    from connectors.objects.connector import ObjectConnector
+class GcsScheme(Scheme):
+    """`gs://bucket/prefix`. Nothing is percent-decoded."""
 
-    bucket, _, prefix = url.removeprefix("gs://").partition("/")
-    return ObjectConnector(GcsStore(bucket, parse_options(options)), prefix, tell_made)
+    options = OPTIONS
+    extra = "gcs"
+    libraries = ("certifi", "google", "pycurl", "requests")
+
+    def normalise(self, scheme: str, rest: str) -> str:
+        bucket, _, prefix = rest.partition("/")
+        prefix, url = prefix.rstrip("/"), f"{scheme}://{rest}"
+        if not _BUCKET.fullmatch(bucket):
+            remedy = "3 to 222 lower-case letters, digits, dots, hyphens and underscores"
+            raise BadConfig(f"bad bucket name {bucket!r} in {url!r}", remedy=remedy)
+        if not keys.visible_path(prefix.encode("utf-8", "surrogateescape")):
+            remedy = "no empty, '.' or '..' segments"
+            raise BadConfig(f"bad prefix {prefix!r} in {url!r}", remedy=remedy)
+        return f"gs://{bucket}/{prefix}" if prefix else f"gs://{bucket}"
+
+    def check_options(self, spec: UfsSpec) -> None:
+        super().check_options(spec)
+        parse_options(spec.options)
+
+    def open(self, spec: UfsSpec, meter: Meter) -> Connector:
+        from connectors.gcs.store import GcsStore
+        from connectors.objects.connector import ObjectConnector
+
+        bucket, _, prefix = spec.url.removeprefix("gs://").partition("/")
+        store = GcsStore(bucket, parse_options(spec.options))
+        return ObjectConnector(store, prefix, meter.made)
+
+
+SCHEME: Final = GcsScheme()

@@ -62,7 +62,7 @@ class LibraryConnector:
             raise NotFound("no such file or directory", path=self._shown(path))
         return entry
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         self._check_name(path)
 
         def fetch(rest: list[Entry] | None) -> tuple[Page, list[Entry] | None]:
@@ -76,9 +76,6 @@ class LibraryConnector:
             return Page(page, hidden), rest or None
 
         return Pages(fetch)
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        raise NotImplementedError
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         if offset < 0 or size < 0 or offset + size > version.size:

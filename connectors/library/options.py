@@ -29,11 +29,14 @@ _REFUSED: Final[Mapping[str, str]] = {
 }
 
 
-def normalise(url: str) -> str:
+def normalise(scheme: str, rest: str) -> str:
     """Returns the URL without a trailing '/'. Raises BadConfig. Nothing is percent-decoded."""
-    scheme, _, rest = url.partition("://")
-    protocol = scheme.partition("+")[2]
+    family, _, protocol = scheme.partition("+")
+    url = f"{scheme}://{rest}"
     shown = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+    if not protocol:
+        remedy = f"write it as {family}+PROTOCOL://HOST/PATH"
+        raise BadConfig(f"{shown}: a source names the protocol", remedy=remedy)
     if protocol in _REFUSED:
         raise BadConfig(f"{shown}: not as a source: {_REFUSED[protocol]}")
     if "::" in url or "?" in rest or "\0" in url:

@@ -9,7 +9,7 @@ if the object were gone, or the reverse, so a request for the metadata decides b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, OriginError, Stale
@@ -28,7 +28,7 @@ from connectors.fetch.request import (
 from connectors.objects.api import ObjectApi, ObjectStore
 from connectors.objects.http import ObjectHttp
 from connectors.pages import Pages
-from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page, tree_page
+from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page
 from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
@@ -140,22 +140,13 @@ class ObjectConnector:
             error.path = path
             raise
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         prefix = self._directory(path)
-        return self._pages(prefix, "/", lambda listing: directory_page(listing, prefix, after))
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        prefix = self._directory(path)
-        return self._pages(prefix, "", lambda listing: tree_page(listing, prefix))
-
-    def _pages(
-        self, prefix: str, delimiter: str, to_page: Callable[[Listing], Page]
-    ) -> Iterator[Page]:
         progress = ListingProgress()
 
         def fetch(token: str | None) -> tuple[Page, str | None]:
-            listing = self._list(prefix, token or "", PAGE_KEYS, delimiter)
-            page = to_page(listing)
+            listing = self._list(prefix, token or "", PAGE_KEYS, "/")
+            page = directory_page(listing, prefix)
             progress.check(token or "", listing)
             return page, listing.token or None
 

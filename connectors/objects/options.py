@@ -1,8 +1,7 @@
-"""The parts of options that the object stores share, and their validation. Pure."""
+"""The options that several object stores share, and their validation."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -12,15 +11,6 @@ from cachefs.core.errors import BadConfig
 
 _TRUE: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE: Final = frozenset({"", "false", "0", "no", "off"})
-
-
-def check_names(options: Mapping[str, str], known: Mapping[str, str], scheme: str) -> None:
-    """Raises BadConfig that names an unknown option, and a similar one."""
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise BadConfig(f"unknown option {name!r} of a {scheme}:// source", remedy=remedy)
 
 
 def endpoint(options: Mapping[str, str]) -> str:

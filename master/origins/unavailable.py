@@ -35,10 +35,7 @@ class NullConnector:
             return Entry(b"", Fingerprint(Kind.DIRECTORY))
         raise NotFound("no source is there")
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        return iter(())
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         return iter(())
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
@@ -70,10 +67,7 @@ class UnavailableConnector:
     def stat(self, path: bytes) -> Entry:
         self._fail()
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        self._fail()
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         self._fail()
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:

@@ -12,11 +12,8 @@ from typing import Any, Protocol
 import fsspec
 
 from cachefs.core.model import UfsSpec
-from connectors.azure import scheme as azure
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
-from connectors.gcs import scheme as gcs
-from connectors.library import arrow_scheme, fsspec_scheme
 from connectors.meter import Meter
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
@@ -59,9 +56,7 @@ class LibraryOrigin(FileOrigin):
         super().__init__(root)
         self.connector.close()
         self.spec = UfsSpec(url, options)
-        scheme = fsspec_scheme if url.startswith("fsspec+") else arrow_scheme
-        adapter = scheme.open_connector(url, options)
-        self.connector = decorate(adapter, deadline_s=10, meter=Meter())
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
 
 
 class FsspecMemoryOrigin:
@@ -71,8 +66,8 @@ class FsspecMemoryOrigin:
         self._files = fsspec.filesystem("memory")
         self._root = f"/{folder}"
         self._files.makedirs(self._root)
-        adapter = fsspec_scheme.open_connector(f"fsspec+memory://{folder}", {})
-        self.connector = decorate(adapter, deadline_s=5, meter=Meter())
+        spec = UfsSpec(f"fsspec+memory://{folder}")
+        self.connector = open_connector(spec, deadline_s=5, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self._files.pipe_file(f"{self._root}/{path.decode()}", data)
@@ -132,9 +127,7 @@ class GcsOrigin:
         server.put(bucket, f"{self.prefix}-not-below/x", b"other")
         options = {"endpoint_url": server.endpoint_url, "anonymous": "true"}
         self.spec = UfsSpec(f"gs://{bucket}/{self.prefix}", options)
-        meter = Meter()
-        adapter = gcs.open_connector(self.spec.url, options, meter.made)
-        self.connector = decorate(adapter, deadline_s=10, meter=meter)
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
@@ -158,9 +151,7 @@ class AzureOrigin:
         key_file.write_text(f"{KEY}\n")
         options = {"endpoint_url": server.endpoint_url, "account_key_file": str(key_file)}
         self.spec = UfsSpec(f"az://{ACCOUNT}/{container}/{self.prefix}", options)
-        meter = Meter()
-        adapter = azure.open_connector(self.spec.url, options, meter.made)
-        self.connector = decorate(adapter, deadline_s=10, meter=meter)
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)

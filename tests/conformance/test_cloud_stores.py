@@ -17,11 +17,11 @@ from cachefs.core.errors import (
     Stale,
     Unreachable,
 )
-from connectors.azure import scheme as azure
+from cachefs.core.model import UfsSpec
 from connectors.azure.sas import sign_container
 from connectors.base import Connector
-from connectors.fetch.request import ignore_connections
-from connectors.gcs import scheme as gcs
+from connectors.meter import Meter
+from connectors.registry import open_adapter
 from tests.conformance.test_connectors import content, entries
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
@@ -30,12 +30,8 @@ from tests.services.server_process import free_port
 NOW_S = 1_700_000_000.0
 
 
-def open_gcs(url: str, options: dict[str, str]) -> Connector:
-    return gcs.open_connector(url, options, ignore_connections)
-
-
-def open_azure(url: str, options: dict[str, str]) -> Connector:
-    return azure.open_connector(url, options, ignore_connections)
+def opened(url: str, options: dict[str, str]) -> Connector:
+    return open_adapter(UfsSpec(url, options), Meter())
 
 
 def line_of(connector: Connector, kind: type[CacheFSError]) -> str:
@@ -60,7 +56,7 @@ def blobs(azure_server: AzureServer) -> AzureServer:
 def test_a_bucket_that_does_not_exist(gcs_server: GcsServer) -> None:
     options = {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}
     for url in ("gs://no-such-bucket", "gs://no-such-bucket/prefix"):
-        line = line_of(open_gcs(url, options), NotFound)
+        line = line_of(opened(url, options), NotFound)
         assert line == "gs://no-such-bucket: no such bucket; check the bucket's name"
 
 
@@ -68,26 +64,26 @@ def test_a_prefix_with_nothing_or_an_object(gcs_server: GcsServer, blobs: AzureS
     gcs_server.make_bucket("prefixes")
     gcs_server.put("prefixes", "d/f", b"123")
     options = {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}
-    assert "nothing under this prefix" in line_of(open_gcs("gs://prefixes/x", options), NotFound)
-    assert "give the prefix above it" in line_of(open_gcs("gs://prefixes/d/f", options), NotFound)
+    assert "nothing under this prefix" in line_of(opened("gs://prefixes/x", options), NotFound)
+    assert "give the prefix above it" in line_of(opened("gs://prefixes/d/f", options), NotFound)
     options = {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}
     source = f"az://{ACCOUNT}/public"
-    assert "nothing under this prefix" in line_of(open_azure(f"{source}/x", options), NotFound)
-    assert "give the prefix above it" in line_of(open_azure(f"{source}/d/f", options), NotFound)
+    assert "nothing under this prefix" in line_of(opened(f"{source}/x", options), NotFound)
+    assert "give the prefix above it" in line_of(opened(f"{source}/d/f", options), NotFound)
 
 
 def test_a_host_that_does_not_answer() -> None:
     port = free_port()
     options = {"endpoint_url": f"http://127.0.0.1:{port}", "anonymous": "true"}
-    for connector in (open_gcs("gs://bkt", options), open_azure("az://account/cont", options)):
+    for connector in (opened("gs://bkt", options), opened("az://account/cont", options)):
         assert "check the endpoint URL" in line_of(connector, Unreachable)
 
 
 def test_a_server_of_another_kind(blobs: AzureServer, gcs_server: GcsServer) -> None:
     """Each store's server in the place of the other's, and one that speaks no HTTP."""
     mixed = (
-        open_gcs("gs://bkt", {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}),
-        open_azure("az://acc/bkt", {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}),
+        opened("gs://bkt", {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}),
+        opened("az://acc/bkt", {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}),
     )
     for connector in mixed:
         with pytest.raises(CacheFSError) as caught:
@@ -98,7 +94,7 @@ def test_a_server_of_another_kind(blobs: AzureServer, gcs_server: GcsServer) -> 
         port = silent.getsockname()[1]
         silent.close()
         options = {"endpoint_url": f"https://127.0.0.1:{port}", "anonymous": "true"}
-        line_of(open_gcs("gs://bkt", options), Unreachable)
+        line_of(opened("gs://bkt", options), Unreachable)
 
 
 def test_stored_bytes_are_read_as_they_are(gcs_server: GcsServer) -> None:
@@ -107,7 +103,7 @@ def test_stored_bytes_are_read_as_they_are(gcs_server: GcsServer) -> None:
     data = gzip.compress(b"text " * 1000)
     gcs_server.put("compressed", "d/f", data, encoding="gzip")
     options = {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}
-    connector = open_gcs("gs://compressed", options)
+    connector = opened("gs://compressed", options)
     assert content(connector, b"d/f") == data
     assert content(connector, b"d/f", 5, 7) == data[5:12]
     connector.close()
@@ -116,19 +112,19 @@ def test_stored_bytes_are_read_as_they_are(gcs_server: GcsServer) -> None:
 def test_a_container_that_does_not_exist(blobs: AzureServer, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     options = {"endpoint_url": blobs.endpoint_url, "account_key_file": str(tmp_path / "key")}
-    line = line_of(open_azure(f"az://{ACCOUNT}/no-such", options), NotFound)
+    line = line_of(opened(f"az://{ACCOUNT}/no-such", options), NotFound)
     assert f"az://{ACCOUNT}/no-such: no such container; check" in line
 
 
 def test_public_containers_need_no_credentials(blobs: AzureServer) -> None:
     options = {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}
-    connector = open_azure(f"az://{ACCOUNT}/public", options)
+    connector = opened(f"az://{ACCOUNT}/public", options)
     connector.check()
     assert [entry.name for entry in entries(connector.list_dir(b""))] == [b"d"]
     assert content(connector, b"d/f") == b"123"
     connector.close()
     with pytest.raises((AccessDenied, NotFound)) as caught:  # azurite hides what is not public
-        open_azure(f"az://{ACCOUNT}/private", options).check()
+        opened(f"az://{ACCOUNT}/private", options).check()
     assert caught.value.remedy
 
 
@@ -136,7 +132,7 @@ def test_a_sas_token(blobs: AzureServer, tmp_path: Path) -> None:
     path = tmp_path / "sas"
     options = {"endpoint_url": blobs.endpoint_url, "sas_token_file": str(path)}
     path.touch()
-    connector = open_azure(f"az://{ACCOUNT}/private", options)
+    connector = opened(f"az://{ACCOUNT}/private", options)
     path.write_text(sign_container(ACCOUNT, "private", KEY, time.time(), 60.0))
     assert content(connector, b"d/f") == b"123"
     path.write_text(sign_container(ACCOUNT, "private", KEY, NOW_S, 60.0))
@@ -154,7 +150,7 @@ def test_a_sas_token(blobs: AzureServer, tmp_path: Path) -> None:
 def test_a_wrong_key(blobs: AzureServer, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("AAAA")
     options = {"endpoint_url": blobs.endpoint_url, "account_key_file": str(tmp_path / "key")}
-    connector = open_azure(f"az://{ACCOUNT}/private", options)
+    connector = opened(f"az://{ACCOUNT}/private", options)
     assert "check the SAS token or the key" in line_of(connector, AccessDenied)
 
 
@@ -164,8 +160,8 @@ def test_replaced_and_deleted_are_told_apart(gcs_server: GcsServer, blobs: Azure
     gcs_options = {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}
     azure_options = {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}
     stores = (
-        (gcs_server, "replaced", open_gcs("gs://replaced", gcs_options)),
-        (blobs, "public", open_azure(f"az://{ACCOUNT}/public", azure_options)),
+        (gcs_server, "replaced", opened("gs://replaced", gcs_options)),
+        (blobs, "public", opened(f"az://{ACCOUNT}/public", azure_options)),
     )
     for server, container, connector in stores:
         server.put(container, "r/f", b"old")

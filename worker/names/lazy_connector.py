@@ -88,11 +88,8 @@ class LazyConnector:
         with self._using() as found:
             return found.stat(path)
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        return self._found().list_dir(path, after)
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        return self._found().list_tree(path)
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        return self._found().list_dir(path)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         with self._using() as found:

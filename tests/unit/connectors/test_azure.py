@@ -10,13 +10,14 @@ import pytest
 
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
-from cachefs.core.model import Fingerprint, Kind
+from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.azure.access import Authorization, AzureCredentials
-from connectors.azure.options import AzureOptions, Place, normalise, parse_options
+from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import classify, parse_listing, parse_stat
 from connectors.azure.sas import sign_container
 from connectors.azure.store import AzureApi, AzureStore
 from connectors.fetch.request import Head
+from connectors.registry import check_options, normalise
 from tests.services.token_server import TokenServer, token_server
 
 PLACE = Place("account", "container", "")
@@ -171,7 +172,7 @@ def test_bad_urls(url: str) -> None:
 )
 def test_bad_options(options: dict[str, str]) -> None:
     with pytest.raises(BadConfig) as caught:
-        parse_options(options)
+        check_options(UfsSpec("az://account/container", options))
     assert "s3cret" not in caught.value.one_line()
 
 

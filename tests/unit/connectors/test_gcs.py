@@ -12,12 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
-from cachefs.core.model import Kind
+from cachefs.core.model import Kind, UfsSpec
 from connectors.fetch.request import Head
 from connectors.gcs.access import GcsCredentials
-from connectors.gcs.options import GcsOptions, normalise, parse_options
+from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import classify, parse_listing, parse_stat
 from connectors.gcs.store import GcsApi, GcsStore
+from connectors.registry import check_options, normalise
 from connectors.s3.listing import directory_page
 from tests.services.token_server import TokenServer, token_server
 
@@ -153,7 +154,7 @@ def test_bad_urls(url: str) -> None:
 )
 def test_bad_options(options: dict[str, str]) -> None:
     with pytest.raises(BadConfig) as caught:
-        parse_options(options)
+        check_options(UfsSpec("gs://bkt", options))
     assert caught.value.remedy
     assert "pw" not in caught.value.one_line()
 

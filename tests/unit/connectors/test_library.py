@@ -22,15 +22,16 @@ from cachefs.core.errors import (
     Stale,
     Unsupported,
 )
-from cachefs.core.model import Fingerprint, Kind
+from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Capabilities
 from connectors.deadline import bounded
-from connectors.library import arrow_scheme, fsspec_scheme
 from connectors.library.connector import LibraryConnector
 from connectors.library.errors import translated
-from connectors.library.options import check_options, normalise, resolved
+from connectors.library.options import check_options, resolved
 from connectors.library.pool import MOST_OPEN, Instances
 from connectors.library.tree import Facts, VersionRule, time_ns
+from connectors.meter import Meter
+from connectors.registry import normalise, open_adapter
 
 TIME_NS = 1_714_979_289 * 10**9
 
@@ -116,6 +117,7 @@ def test_exceptions(error: Exception, kind: type[CacheFSError]) -> None:
         ("fsspec+sftp://user@host:22/a/b/", "fsspec+sftp://user@host:22/a/b"),
         ("arrow+file:///a/", "arrow+file:///a"),
         ("fsspec+memory://", None),
+        ("fsspec://host/a", None),
         ("fsspec+sftp://user:s3cret@host/a", None),
         ("fsspec+simplecache::s3://b/a", None),
         ("fsspec+http://host/a", None),
@@ -253,18 +255,18 @@ def test_bytes_of_another_version_are_never_yielded(
         next(iter(body))
 
 
-def test_what_is_said_of_a_protocol_that_no_library_has(tmp_path: Path) -> None:
-    unknown = fsspec_scheme.open_connector("fsspec+nope://h/p", {})
-    with pytest.raises(OriginError, match="nope"):
-        unknown.check()
-    lacks = fsspec_scheme.open_connector("fsspec+smb://h/p", {})
+def test_what_is_said_of_a_protocol_that_no_library_has() -> None:
+    unknown = "fsspec+nope://h/p", "arrow+nope://h/p"
+    for url in unknown:
+        with pytest.raises(OriginError, match="nope"):
+            open_adapter(UfsSpec(url), Meter()).check()
     with pytest.raises(Unsupported, match="smbprotocol"):
-        lacks.check()
-    with pytest.raises(OriginError, match="nope"):
-        arrow_scheme.open_connector("arrow+nope://h/p", {}).check()
+        open_adapter(UfsSpec("fsspec+smb://h/p"), Meter()).check()
+
+
+def test_a_root_that_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
     for family in ("fsspec", "arrow"):
-        (tmp_path / "file").write_bytes(b"")
-        scheme = fsspec_scheme if family == "fsspec" else arrow_scheme
         for name, cause in (("none", "no such directory"), ("file", "is a file")):
             with pytest.raises(NotFound, match=cause):
-                scheme.open_connector(f"{family}+file://{tmp_path}/{name}", {}).check()
+                open_adapter(UfsSpec(f"{family}+file://{tmp_path}/{name}"), Meter()).check()
