@@ -15,21 +15,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from cachefs.core.model import Fingerprint
+from connectors.capabilities import Capabilities
 
 if TYPE_CHECKING:
     from connectors.fetch.request import WholeFileRequest
 
 MAX_ETAG_CHARS: Final = 1024
-
-
-class Capabilities(msgspec.Struct, frozen=True):
-    """The metadata that the store provides."""
-
-    ordered_listings: bool  # pages are in the order of `order_key` (else: any order)
-    etags: bool  # files have a `Fingerprint.etag`, which changes with the bytes
-    directories: bool  # directories are objects (file://), not implied by keys (s3://)
-    posix: bool  # mode, uid, gid and symlinks are the origin's own
-    mtime_precision_ns: int
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

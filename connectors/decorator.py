@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.base import Body, Connector, Entry, Page
+from connectors.capabilities import Capabilities
 from connectors.fetch.request import WholeFileRequest
 from connectors.pages import WrappedPages
 

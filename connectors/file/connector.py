@@ -25,9 +25,10 @@ from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.inode_numbers import has_stable_inode_numbers
 from connectors.pages import Pages
@@ -49,9 +50,11 @@ _KINDS: Final = {
 }
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
-    etags=True,
     directories=True,
-    posix=True,
+    posix_attributes=True,
+    symlinks=True,
+    identity=Identity.CONTENT,
+    refuses_other_versions=False,
     mtime_precision_ns=1,
 )
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})

@@ -20,9 +20,10 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, clean_etag
+from connectors.base import Body, Entry, Page, clean_etag
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.bounds import parse_http_date, parse_size
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import Head, OnConnected, WholeFileRequest, ignore_connections
 from connectors.pages import Pages
 from connectors.s3.http import Requests, S3Http
@@ -35,9 +36,11 @@ REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
 NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
-    etags=True,
     directories=False,
-    posix=False,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.CONTENT,
+    refuses_other_versions=True,
     mtime_precision_ns=10**9,
 )
 

@@ -8,14 +8,17 @@ from typing import Final, NoReturn
 
 from cachefs.core.errors import CacheFSError, NotFound, Unavailable
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Body, Capabilities, Entry, Page
+from connectors.base import Body, Entry, Page
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
-    etags=False,
     directories=False,
-    posix=False,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.TIME,
+    refuses_other_versions=False,
     mtime_precision_ns=1,
 )
 

@@ -19,8 +19,9 @@ import xxhash
 from cachefs.core.errors import BadBody, CacheFSError, DeadlineExceeded, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import read_whole_body
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.pages import Pages
 
@@ -279,9 +280,11 @@ class MemoryConnector:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             ordered_listings=self._ordered,
-            etags=True,
             directories=False,
-            posix=self._posix,
+            posix_attributes=self._posix,
+            symlinks=True,
+            identity=Identity.CONTENT,
+            refuses_other_versions=True,
             mtime_precision_ns=10**9,
         )
 
@@ -388,9 +391,11 @@ class SyntheticConnector:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             ordered_listings=True,
-            etags=True,
             directories=False,
-            posix=False,
+            posix_attributes=False,
+            symlinks=False,
+            identity=Identity.FIXED,
+            refuses_other_versions=True,
             mtime_precision_ns=10**9,
         )
 

@@ -13,7 +13,8 @@ from typing import Final
 
 from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing, Unreachable
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.base import Body, Connector, Entry, Page
+from connectors.capabilities import Capabilities
 from connectors.fetch.request import WholeFileRequest
 
 FAILURE_KEPT_S: Final = 2.0
