@@ -28,12 +28,10 @@ class AzureScheme(Scheme):
         parse_options(spec.options)
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
-        from connectors.azure.store import AzureStore
-        from connectors.objects.connector import ObjectConnector
+        from connectors.azure.connector import open_container
 
         place = parse_place(spec.url.removeprefix("az://"))
-        store = AzureStore(place, parse_options(spec.options))
-        return ObjectConnector(store, place.prefix, meter.made)
+        return open_container(place, parse_options(spec.options), meter.made)
 
 
 SCHEME: Final = AzureScheme()

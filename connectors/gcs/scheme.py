@@ -39,12 +39,10 @@ class GcsScheme(Scheme):
         parse_options(spec.options)
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
-        from connectors.gcs.store import GcsStore
-        from connectors.objects.connector import ObjectConnector
+        from connectors.gcs.connector import open_bucket
 
         bucket, _, prefix = spec.url.removeprefix("gs://").partition("/")
-        store = GcsStore(bucket, parse_options(spec.options))
-        return ObjectConnector(store, prefix, meter.made)
+        return open_bucket(bucket, prefix, parse_options(spec.options), meter.made)
 
 
 SCHEME: Final = GcsScheme()

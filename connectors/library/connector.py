@@ -7,22 +7,67 @@ before its bytes are yielded: a file that changed in between has another time, s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page
+from connectors.base import Body, Entry, Page
 from connectors.bodies import EmptyBody, read_whole_body
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.library.errors import translated
+from connectors.library.options import FIXED
 from connectors.library.tree import DIRECTORY, LibraryTree, VersionRule
 from connectors.pages import Pages
 
 PAGE_ENTRIES: Final = 1000
 PART_BYTES: Final = 8 << 20  # of one read of the library; then the version is compared
 CHUNK_BYTES: Final = 1 << 20
+# The protocols of fsspec whose facts hold an etag or a generation.
+_WITH_VERSIONS: Final = frozenset({"abfs", "az", "gcs", "gs", "s3", "s3a"})
+_CAPABILITIES: Final = Capabilities(
+    ordered_listings=False,
+    directories=True,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.TIME,
+    refuses_other_versions=False,
+    mtime_precision_ns=1,
+)
+
+
+def open_fsspec(url: str, options: Mapping[str, str]) -> LibraryConnector:
+    """Returns the connector of `fsspec+PROTO://...`, which connects at the first call."""
+    from connectors.library.fsspec_tree import FsspecTree
+
+    inner = url.removeprefix("fsspec+")
+    has_versions = inner.partition("://")[0] in _WITH_VERSIONS
+    capabilities = msgspec.structs.replace(
+        _CAPABILITIES,
+        identity=Identity.CONTENT if has_versions else Identity.TIME,
+        mtime_precision_ns=10**3,
+    )
+    return _opened(FsspecTree(inner, options), options, capabilities)
+
+
+def open_arrow(url: str, options: Mapping[str, str]) -> LibraryConnector:
+    """Returns the connector of `arrow+PROTO://...`, which connects at the first call."""
+    from connectors.library.arrow_tree import ArrowTree
+
+    return _opened(ArrowTree(url.removeprefix("arrow+"), options), options, _CAPABILITIES)
+
+
+def _opened(
+    tree: LibraryTree, options: Mapping[str, str], capabilities: Capabilities
+) -> LibraryConnector:
+    rule = VersionRule(is_fixed=options.get(FIXED) == "true")
+    if rule.is_fixed and capabilities.identity is Identity.TIME:
+        capabilities = msgspec.structs.replace(capabilities, identity=Identity.FIXED)
+    return LibraryConnector(tree, rule, capabilities)
 
 
 class LibraryConnector:

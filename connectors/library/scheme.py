@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from cachefs.core.model import UfsSpec
-from connectors.base import Capabilities, Connector
-from connectors.library.options import FIXED, check_options, normalise
+from connectors.base import Connector
+from connectors.library.options import check_options, normalise
 from connectors.meter import Meter
 from connectors.scheme import Scheme
-
-# The protocols of fsspec whose facts hold an etag or a generation.
-_WITH_VERSIONS: Final = frozenset({"abfs", "az", "gcs", "gs", "s3", "s3a"})
 
 
 class LibraryScheme(Scheme):
@@ -33,20 +30,9 @@ class FsspecScheme(LibraryScheme):
     libraries = ("fsspec",)
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
-        from connectors.library.connector import LibraryConnector
-        from connectors.library.fsspec_tree import FsspecTree
-        from connectors.library.tree import VersionRule
+        from connectors.library.connector import open_fsspec
 
-        inner = spec.url.removeprefix("fsspec+")
-        capabilities = Capabilities(
-            ordered_listings=False,
-            etags=inner.partition("://")[0] in _WITH_VERSIONS,
-            directories=True,
-            posix=False,
-            mtime_precision_ns=10**3,
-        )
-        rule = VersionRule(is_fixed=spec.options.get(FIXED) == "true")
-        return LibraryConnector(FsspecTree(inner, spec.options), rule, capabilities)
+        return open_fsspec(spec.url, spec.options)
 
 
 class ArrowScheme(LibraryScheme):
@@ -56,20 +42,9 @@ class ArrowScheme(LibraryScheme):
     libraries = ("pyarrow",)
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
-        from connectors.library.arrow_tree import ArrowTree
-        from connectors.library.connector import LibraryConnector
-        from connectors.library.tree import VersionRule
+        from connectors.library.connector import open_arrow
 
-        capabilities = Capabilities(
-            ordered_listings=False,
-            etags=False,
-            directories=True,
-            posix=False,
-            mtime_precision_ns=1,
-        )
-        rule = VersionRule(is_fixed=spec.options.get(FIXED) == "true")
-        tree = ArrowTree(spec.url.removeprefix("arrow+"), spec.options)
-        return LibraryConnector(tree, rule, capabilities)
+        return open_arrow(spec.url, spec.options)
 
 
 FSSPEC: Final = FsspecScheme()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
-from connectors.base import Capabilities
+from connectors.capabilities import Capabilities
 from connectors.fetch.request import Head, HttpRequest
 from connectors.s3.listing import Listing
 

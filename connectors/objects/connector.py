@@ -15,8 +15,9 @@ from typing import Final
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, OriginError, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, clean_etag
+from connectors.base import Body, Entry, Page, clean_etag
 from connectors.bodies import EmptyBody, read_whole_body
+from connectors.capabilities import Capabilities
 from connectors.fetch.connection_pool import FetchBody
 from connectors.fetch.request import (
     Head,

@@ -12,10 +12,10 @@ from cachefs.core import errors
 from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.azure.access import Authorization, AzureCredentials
+from connectors.azure.connector import AzureApi, AzureStore
 from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import classify, parse_listing, parse_stat
 from connectors.azure.sas import sign_container
-from connectors.azure.store import AzureApi, AzureStore
 from connectors.fetch.request import Head
 from connectors.registry import check_options, normalise
 from tests.services.token_server import TokenServer, token_server

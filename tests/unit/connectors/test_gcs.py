@@ -15,9 +15,9 @@ from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMis
 from cachefs.core.model import Kind, UfsSpec
 from connectors.fetch.request import Head
 from connectors.gcs.access import GcsCredentials
+from connectors.gcs.connector import GcsApi, GcsStore
 from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import classify, parse_listing, parse_stat
-from connectors.gcs.store import GcsApi, GcsStore
 from connectors.registry import check_options, normalise
 from connectors.s3.listing import directory_page
 from tests.services.token_server import TokenServer, token_server

@@ -23,9 +23,8 @@ from cachefs.core.errors import (
     Unsupported,
 )
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
-from connectors.base import Capabilities
 from connectors.deadline import bounded
-from connectors.library.connector import LibraryConnector
+from connectors.library.connector import LibraryConnector, open_arrow
 from connectors.library.errors import translated
 from connectors.library.options import check_options, resolved
 from connectors.library.pool import MOST_OPEN, Instances
@@ -246,9 +245,8 @@ class ChangingTree:
 def test_bytes_of_another_version_are_never_yielded(
     is_short: bool, kind: type[CacheFSError]
 ) -> None:
-    capabilities = Capabilities(False, False, True, False, 1)
     tree = ChangingTree(is_short=is_short)
-    connector = LibraryConnector(tree, VersionRule(), capabilities)
+    connector = LibraryConnector(tree, VersionRule(), open_arrow("arrow+file:///", {}).capabilities)
     version = connector.stat(b"f").fingerprint
     body = connector.read(b"f", 0, 3, version)
     with pytest.raises(kind):

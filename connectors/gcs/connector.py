@@ -1,4 +1,4 @@
-"""Google Cloud Storage as an `ObjectStore`: the requests of its JSON API to one bucket.
+"""The connector of Google Cloud Storage: its JSON API as an `ObjectStore`.
 
 Every read names the generation, which the store enforces. Stored bytes are read as they are: a
 store that decompresses objects would ignore ranges, and `Accept-Encoding: gzip` prevents it.
@@ -12,11 +12,12 @@ from urllib.parse import quote
 
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.model import Fingerprint
-from connectors.base import Capabilities
-from connectors.fetch.request import Head, HttpRequest
+from connectors.capabilities import Capabilities, Identity
+from connectors.fetch.request import Head, HttpRequest, OnConnected
 from connectors.gcs import replies
 from connectors.gcs.access import GcsCredentials
 from connectors.gcs.options import GcsOptions
+from connectors.objects.connector import ObjectConnector
 from connectors.objects.network import check_private, curl_options
 from connectors.s3.listing import Listing
 
@@ -27,11 +28,20 @@ MAX_KEY_BYTES: Final = 1024
 _STORED: Final = "Accept-Encoding: gzip"
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
-    etags=True,
     directories=False,
-    posix=False,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.CONTENT,
+    refuses_other_versions=True,
     mtime_precision_ns=replies.MTIME_PRECISION_NS,
 )
+
+
+def open_bucket(
+    bucket: str, prefix: str, options: GcsOptions, tell_made: OnConnected
+) -> ObjectConnector:
+    """Returns the connector of a bucket, or of a prefix of it, which sends nothing yet."""
+    return ObjectConnector(GcsStore(bucket, options), prefix, tell_made)
 
 
 class GcsApi:

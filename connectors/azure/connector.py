@@ -1,4 +1,4 @@
-"""Azure Blob Storage as an `ObjectStore`: the requests of its REST API to one container.
+"""The connector of Azure Blob Storage: its REST API as an `ObjectStore`.
 
 Azure documents that names are listed in alphabetical order, but not by which alphabet, and accounts
 with a hierarchical namespace order them by segments. So listings are declared unordered.
@@ -18,8 +18,9 @@ from connectors.azure import replies
 from connectors.azure.access import Authorization, AzureCredentials
 from connectors.azure.options import AzureOptions, Place
 from connectors.azure.sas import API_VERSION
-from connectors.base import Capabilities
-from connectors.fetch.request import Head, HttpRequest
+from connectors.capabilities import Capabilities, Identity
+from connectors.fetch.request import Head, HttpRequest, OnConnected
+from connectors.objects.connector import ObjectConnector
 from connectors.objects.network import check_private, curl_options
 from connectors.s3.listing import Listing
 
@@ -29,11 +30,18 @@ _CONTROL: Final = re.compile("[\0-\x1f\x80-\x9f\ufffe\uffff]")
 _HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # libcurl rejects a bad size
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=False,
-    etags=True,
     directories=False,
-    posix=False,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.CONTENT,
+    refuses_other_versions=True,
     mtime_precision_ns=10**9,
 )
+
+
+def open_container(place: Place, options: AzureOptions, tell_made: OnConnected) -> ObjectConnector:
+    """Returns the connector of a container, or of a prefix of it, which sends nothing yet."""
+    return ObjectConnector(AzureStore(place, options), place.prefix, tell_made)
 
 
 class AzureApi:
