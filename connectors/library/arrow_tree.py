@@ -33,11 +33,9 @@ class ArrowTree:
                     name: str(value).lower() if isinstance(value, bool) else str(value)
                     for name, value in resolved(self._options).items()
                 }
-                scheme, _, rest = self._url.partition("://")
-                url = f"{scheme}://{quote(rest, safe='/:@[]')}"
-                url += f"?{urlencode(query)}" if query else ""
-                made, root = arrow.FileSystem.from_uri(url)
-                self._made = made, root.rstrip("/")
+                if endpoint := query.pop("endpoint_url", ""):
+                    query["scheme"], _, query["endpoint_override"] = endpoint.partition("://")
+                self._made = _made(self._url, query)
             return self._made
 
     def stat(self, path: bytes) -> Facts | None:
@@ -59,6 +57,13 @@ class ArrowTree:
         """pyarrow closes connections with the file system."""
         with self._lock:
             self._made = None
+
+
+def _made(url: str, query: Mapping[str, str]) -> tuple[Any, str]:
+    scheme, _, rest = url.partition("://")
+    uri = f"{scheme}://{quote(rest, safe='/:@[]')}" + (f"?{urlencode(query)}" if query else "")
+    made, root = arrow.FileSystem.from_uri(uri)
+    return made, root.rstrip("/")
 
 
 def _joined(root: str, path: bytes) -> str:

@@ -1,4 +1,5 @@
-"""The connector of any file system of a library, as `LibraryTree` describes it.
+"""The connector of any file system of a library, as `LibraryTree` describes it. These libraries
+have no time-outs of their own, or none that can be relied on, so that each call has a deadline.
 
 No library reads conditionally. So each part of a read is followed by a comparison of the version,
 before its bytes are yielded: a file that changed in between has another time, size or etag.
@@ -15,8 +16,9 @@ import msgspec
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
-from connectors.base import Body, Entry, Page
+from connectors.base import Body, Connector, Entry, Page
 from connectors.bodies import EmptyBody, read_whole_body
+from connectors.call_deadline import Deadline
 from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.library.errors import translated
@@ -25,7 +27,7 @@ from connectors.library.tree import DIRECTORY, LibraryTree, VersionRule
 from connectors.pages import Pages
 
 PAGE_ENTRIES: Final = 1000
-PART_BYTES: Final = 8 << 20  # of one read of the library; then the version is compared
+PART_BYTES: Final = 4 << 20  # of one read of the library; then the version is compared
 CHUNK_BYTES: Final = 1 << 20
 # The protocols of fsspec whose facts hold an etag or a generation.
 _WITH_VERSIONS: Final = frozenset({"abfs", "az", "gcs", "gs", "s3", "s3a"})
@@ -40,7 +42,7 @@ _CAPABILITIES: Final = Capabilities(
 )
 
 
-def open_fsspec(url: str, options: Mapping[str, str]) -> LibraryConnector:
+def open_fsspec(url: str, options: Mapping[str, str]) -> Connector:
     """Returns the connector of `fsspec+PROTO://...`, which connects at the first call."""
     from connectors.library.fsspec_tree import FsspecTree
 
@@ -54,20 +56,18 @@ def open_fsspec(url: str, options: Mapping[str, str]) -> LibraryConnector:
     return _opened(FsspecTree(inner, options), options, capabilities)
 
 
-def open_arrow(url: str, options: Mapping[str, str]) -> LibraryConnector:
+def open_arrow(url: str, options: Mapping[str, str]) -> Connector:
     """Returns the connector of `arrow+PROTO://...`, which connects at the first call."""
     from connectors.library.arrow_tree import ArrowTree
 
     return _opened(ArrowTree(url.removeprefix("arrow+"), options), options, _CAPABILITIES)
 
 
-def _opened(
-    tree: LibraryTree, options: Mapping[str, str], capabilities: Capabilities
-) -> LibraryConnector:
+def _opened(tree: LibraryTree, options: Mapping[str, str], capabilities: Capabilities) -> Connector:
     rule = VersionRule(is_fixed=options.get(FIXED) == "true")
     if rule.is_fixed and capabilities.identity is Identity.TIME:
         capabilities = msgspec.structs.replace(capabilities, identity=Identity.FIXED)
-    return LibraryConnector(tree, rule, capabilities)
+    return Deadline(LibraryConnector(tree, rule, capabilities))
 
 
 class LibraryConnector:

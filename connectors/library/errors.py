@@ -13,7 +13,7 @@ from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
 
 _LOG_IN: Final = "check user, key and host key; give secrets by --option NAME=file:PATH or env:NAME"
-_REACH: Final = "check host and port"
+_REACH: Final = "check host, port and credentials"
 _GONE: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _CUT: Final = frozenset({"SSHException", "EOFError", "ServerDisconnectedError", "FSTimeoutError"})
 _LOGINS: Final = frozenset(

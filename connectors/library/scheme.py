@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.library.options import check_options, normalise
@@ -40,6 +41,12 @@ class ArrowScheme(LibraryScheme):
 
     extra = "arrow"
     libraries = ("pyarrow",)
+
+    def check_options(self, spec: UfsSpec) -> None:
+        super().check_options(spec)
+        if "endpoint_override" in spec.options:
+            remedy = "write --endpoint-url URL, which is a part of the source's identity"
+            raise BadConfig("endpoint_override is no option", remedy=remedy)
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
         from connectors.library.connector import open_arrow

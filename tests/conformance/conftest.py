@@ -78,11 +78,7 @@ def new_origin(
         request.getfixturevalue("aws_environment")
         bucket = f"b-{prefix}-{next(numbers)}"
         server.client().create_bucket(Bucket=bucket)
-        options = {
-            "scheme": "http",
-            "endpoint_override": f"127.0.0.1:{server.port}",
-            "region": server.region,
-        }
+        options = {"endpoint_url": server.endpoint_url, "region": server.region}
         return LibraryOrigin(
             server.log.parent / "objects" / bucket, f"arrow+s3://{bucket}", options
         )

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from tests.services.server_process import ServerProcess, free_port
 
@@ -61,15 +67,22 @@ class SftpServer(ServerProcess):
         }
 
 
+def write_key(path: Path) -> None:
+    """Writes a new key, and its public half beside it."""
+    key = Ed25519PrivateKey.generate()
+    path.touch(0o600)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    path.with_suffix(".pub").write_bytes(public + b"\n")
+
+
 @contextlib.contextmanager
 def sshd(directory: Path) -> Iterator[SftpServer]:
     """A server whose user may read everything. `directory` gets keys and log."""
     tree = Path(subprocess.run([SCRIPT], capture_output=True, check=True, text=True).stdout.strip())
     port = free_port()
-    for name in ("host", "user"):
-        key = paramiko.RSAKey.generate(2048)
-        key.write_private_key_file(str(directory / name))
-        (directory / f"{name}.pub").write_text(f"ssh-rsa {key.get_base64()}\n")
+    write_key(directory / "host")
+    write_key(directory / "user")
     (directory / "passwd").write_text(_PASSWD)
     (directory / "config").write_text(_CONFIG.format(port=port, directory=directory))
     libraries = ":".join(str(found) for found in tree.glob("**/*-linux-gnu"))

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
 
 @dataclass
 class TokenServer:
@@ -38,6 +41,23 @@ class TokenServer:
             "resource": "https://storage.azure.com",
         }
         return json.dumps(facts).encode()
+
+
+def service_account(token_url: str) -> str:
+    """The key file of a service account of Google's that gets its tokens at a URL."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    facts = {
+        "type": "service_account",
+        "client_email": "reader@p.example",
+        "private_key": pem.decode(),
+        "token_uri": token_url,
+    }
+    return json.dumps(facts)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
@@ -20,7 +18,7 @@ from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import classify, parse_listing, parse_stat
 from connectors.registry import check_options, normalise
 from connectors.s3.listing import directory_page
-from tests.services.token_server import TokenServer, token_server
+from tests.services.token_server import TokenServer, service_account, token_server
 
 ITEM = {"name": "d/f", "size": "3", "generation": "17", "timeCreated": "2024-05-06T07:08:09.123Z"}
 MTIME_NS = 1_714_979_289_123_000_000
@@ -174,20 +172,8 @@ def tokens() -> Iterator[TokenServer]:
 @pytest.fixture
 def account(tmp_path: Path, tokens: TokenServer) -> str:
     """The key file of a service account."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    facts = {
-        "type": "service_account",
-        "client_email": "reader@p.example",
-        "private_key": pem.decode(),
-        "token_uri": tokens.url,
-    }
     path = tmp_path / "account.json"
-    path.write_text(json.dumps(facts))
+    path.write_text(service_account(tokens.url))
     return str(path)
 
 
