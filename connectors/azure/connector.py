@@ -6,6 +6,7 @@ with a hierarchical namespace order them by segments. So listings are declared u
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from typing import Any, Final
 from urllib.parse import quote
@@ -40,7 +41,10 @@ _CAPABILITIES: Final = Capabilities(
 
 
 def open_container(place: Place, options: AzureOptions, tell_made: OnConnected) -> ObjectConnector:
-    """Returns the connector of a container, or of a prefix of it, which sends nothing yet."""
+    """Returns the connector of a container, or of a prefix of it, which sends nothing yet. Raises
+    ModuleNotFoundError without the library of credentials, which only some sources import."""
+    if importlib.util.find_spec("azure.identity") is None:
+        raise ModuleNotFoundError("No module named 'azure.identity'", name="azure.identity")
     return ObjectConnector(AzureStore(place, options), place.prefix, tell_made)
 
 

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
-from cachefs.core.errors import DeadlineExceeded
+from cachefs.core.errors import DeadlineExceeded, NotFound
 from connectors.deadline import until
 
 MOST_OPEN: Final = 8  # instances, each with a connection; ssh servers refuse more at once
 WAIT_LIMIT_S: Final = 30.0
+
+# A server that answers so is connected.
+_ANSWERS: Final = (FileNotFoundError, NotADirectoryError, PermissionError, UnicodeError, NotFound)
 
 T = TypeVar("T")
 
@@ -36,14 +39,22 @@ class Instances(Generic[T]):
         if not self._slots.acquire(timeout=wait_s):
             raise DeadlineExceeded(f"no connection was free in {wait_s:.3g} s")
         try:
-            with contextlib.ExitStack() as at_failure:
-                one = self._take()
-                at_failure.callback(self._end, one)
+            with self._kept_if_usable(self._take()) as one:
                 yield one
-                at_failure.pop_all()
-                self._give(one)
         finally:
             self._slots.release()
+
+    @contextlib.contextmanager
+    def _kept_if_usable(self, one: T) -> Iterator[T]:
+        try:
+            yield one
+        except _ANSWERS:
+            self._give(one)
+            raise
+        except BaseException:
+            self._end(one)
+            raise
+        self._give(one)
 
     def _take(self) -> T:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ from connectors.azure.sas import sign_container
 from connectors.base import Connector
 from connectors.meter import Meter
 from connectors.registry import open_adapter
-from tests.conformance.test_connectors import content, entries
-from tests.services.azurite import ACCOUNT, KEY, AzureServer
-from tests.services.fake_gcs import GcsServer
+from tests.conformance.test_connectors import BIG, content, entries
+from tests.services.authority import Authority
+from tests.services.azurite import ACCOUNT, KEY, AzureServer, azurite
+from tests.services.fake_gcs import GcsServer, fake_gcs
 from tests.services.server_process import free_port
 
 NOW_S = 1_700_000_000.0
@@ -173,3 +175,38 @@ def test_replaced_and_deleted_are_told_apart(gcs_server: GcsServer, blobs: Azure
         with pytest.raises(NotFound):
             connector.read(b"r/f", 0, 3, version)
         connector.close()
+
+
+@pytest.fixture(scope="module", params=["gs", "az"])
+def tls_source(
+    request: pytest.FixtureRequest, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[UfsSpec]:
+    """A source with `d/f` and `d/big`, whose server speaks TLS."""
+    start = fake_gcs if request.param == "gs" else azurite
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, bundle = authority.certificate, authority.bundle
+    with start(folder, certificate=certificate, ca_bundle=bundle) as server:
+        url = "gs://secured"
+        if isinstance(server, GcsServer):
+            server.make_bucket("secured")
+        else:
+            server.make_container("secured", public=True)
+            url = f"az://{ACCOUNT}/secured"
+        server.put("secured", "d/f", b"123")
+        server.put("secured", "d/big", BIG)
+        options = {"endpoint_url": server.endpoint_url, "ca_bundle": str(bundle)}
+        yield UfsSpec(url, {**options, "anonymous": "true"})
+
+
+def test_over_tls(tls_source: UfsSpec) -> None:
+    connector = opened(tls_source.url, tls_source.options)
+    connector.check()
+    assert content(connector, b"d/f") == b"123"
+    assert content(connector, b"d/big") == BIG
+    assert content(connector, b"d/big", 7, 3 << 20) == BIG[7 : 7 + (3 << 20)]
+    connector.close()
+
+
+def test_a_certificate_that_is_not_trusted(tls_source: UfsSpec) -> None:
+    options = {name: text for name, text in tls_source.options.items() if name != "ca_bundle"}
+    assert "--ca-bundle FILE" in line_of(opened(tls_source.url, options), Unreachable)

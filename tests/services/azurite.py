@@ -16,14 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 from connectors.azure.sas import API_VERSION
 from tests.services.azure_key import authorization
 from tests.services.server_process import ServerProcess, free_port
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "azurite"
-ANSWER_LIMIT_S = 30.0
 ACCOUNT = "cachefstest"
 KEY = base64.b64encode(b"a key of a server on loopback").decode()
 
@@ -34,7 +32,7 @@ class AzureServer(ServerProcess):
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
+        return f"{self.base_url}/{ACCOUNT}"
 
     def make_container(self, container: str, *, public: bool = False) -> None:
         headers = {"x-ms-blob-public-access": "container"} if public else {}
@@ -61,15 +59,16 @@ class AzureServer(ServerProcess):
             headers["Content-Type"] = "application/octet-stream"
         path = f"/{ACCOUNT}{path}"
         signed = authorization(method, ACCOUNT, KEY, path, query, headers, len(data))
-        url = f"http://127.0.0.1:{self.port}{path}" + "".join(f"?{k}={v}" for k, v in query.items())
-        request = Request(url, data or None, {**headers, "Authorization": signed}, method=method)
-        with urlopen(request, timeout=ANSWER_LIMIT_S) as reply:
-            reply.read()
+        path += "".join(f"?{name}={value}" for name, value in query.items())
+        self.send(method, path, {**headers, "Authorization": signed}, data or None)
 
 
 @contextlib.contextmanager
-def azurite(directory: Path) -> Iterator[AzureServer]:
-    """A server without containers; `directory` gets its log."""
+def azurite(
+    directory: Path, *, certificate: Path | None = None, ca_bundle: Path | None = None
+) -> Iterator[AzureServer]:
+    """A server without containers; `directory` gets its log. With a certificate (PEM with its key)
+    it speaks TLS; `ca_bundle` is what its clients have to trust."""
     found = subprocess.run([SCRIPT], capture_output=True, check=True, text=True)
     node = shutil.which("node")
     if node is None:
@@ -78,11 +77,14 @@ def azurite(directory: Path) -> Iterator[AzureServer]:
     command = [node, found.stdout.strip(), "--inMemoryPersistence", "--skipApiVersionCheck"]
     command += ["--disableTelemetry", "--silent", "--blobHost", "127.0.0.1"]
     command += ["--blobPort", str(port)]
+    if certificate:
+        command += ["--cert", str(certificate), "--key", str(certificate)]
     server = AzureServer(
         command=command,
         environment={"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}", "HOME": os.fspath(directory)},
         port=port,
         log=directory / "azurite.log",
+        ca_bundle=ca_bundle,
     )
     server.start()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.services.server_process import ServerProcess, free_port
@@ -18,11 +17,10 @@ class S3Server(ServerProcess):
     access_key: str
     secret_key: str
     region: str
-    ca_bundle: Path | None = None  # it speaks TLS, and clients have to trust this file
 
     @property
     def endpoint_url(self) -> str:
-        return f"{'https' if self.ca_bundle else 'http'}://127.0.0.1:{self.port}"
+        return self.base_url
 
     def credentials(self) -> dict[str, str]:
         """What a process that uses this server needs in its environment."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 30.0
 
 
 def free_port() -> int:
@@ -31,7 +35,26 @@ class ServerProcess:
     environment: dict[str, str]
     port: int
     log: Path
+    ca_bundle: Path | None = None  # it speaks TLS, and clients have to trust this file
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def base_url(self) -> str:
+        return f"{'https' if self.ca_bundle else 'http'}://127.0.0.1:{self.port}"
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        data: bytes | None = None,
+    ) -> bytes:
+        """The body of the reply to a test's own request. Raises HTTPError if it is not 2xx."""
+        trusted = ssl.create_default_context(cafile=self.ca_bundle) if self.ca_bundle else None
+        request = Request(self.base_url + path, data, dict(headers), method=method)
+        with urlopen(request, timeout=ANSWER_LIMIT_S, context=trusted) as reply:
+            body: bytes = reply.read()
+            return body
 
     @property
     def pid(self) -> int | None:

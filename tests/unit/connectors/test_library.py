@@ -187,6 +187,9 @@ def test_instances_are_reused_bounded_and_dropped_after_a_failure() -> None:
     for _ in range(3):
         with pool.taken() as one:
             assert one == 0
+    with pytest.raises(FileNotFoundError), pool.taken():
+        raise FileNotFoundError
+    assert ended == []
     with pytest.raises(OSError, match="cut"), pool.taken():
         raise OSError("cut")
     assert ended == [0]
