@@ -75,6 +75,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=_SOURCES,
     ),
     Setting(
+        "source_options",
+        Type.LIST,
+        "",
+        "Options of the source's own scheme, each as NAME=VALUE.",
+        "none",
+        commands=_SOURCES,
+        option="option",
+    ),
+    Setting(
         "cache_dir",
         Type.PATH,
         "",
