@@ -101,9 +101,12 @@ def ask(home: StateHome, mountpoint: str, python: str) -> int:
     Raises Unreachable, or the supervisor's failure."""
     path, note = str(home.control_socket(mountpoint)), w.Upgrade(python)
     try:
-        # An upgrade before this one replaces the supervisor after its answer: the former one may
-        # end with our request in its queue.
-        reply = _request(path, note) or _request(path, note)
+        reply = _request(path, note)
+        if reply is None:
+            # An upgrade before this one replaces the supervisor after its answer: the former one
+            # may end with our request in its queue.
+            _pause()
+            reply = _request(path, note)
     except OSError as err:
         raise Unreachable(
             f"the mount's supervisor does not answer: {err.strerror or err}",

@@ -45,15 +45,19 @@ def answer(listener: socket.socket) -> None:
 
 def end_with_the_request(listener: socket.socket) -> None:
     """Ends with a request in the queue."""
-    with listener, listener.accept()[0] as sock:
-        sock.settimeout(LIMIT_S)
-        sock.recv(1, socket.MSG_PEEK)
+    sock, _ = listener.accept()
+    sock.settimeout(LIMIT_S)
+    sock.recv(1, socket.MSG_PEEK)
+    listener.close()
+    sock.close()
 
 
 def end_without_an_answer(listener: socket.socket) -> None:
-    with listener, listener.accept()[0] as sock:
-        sock.settimeout(LIMIT_S)
-        w.receive(sock)
+    sock, _ = listener.accept()
+    sock.settimeout(LIMIT_S)
+    w.receive(sock)
+    listener.close()
+    sock.close()
 
 
 ENDS = [end_with_the_request, end_without_an_answer]
