@@ -173,13 +173,7 @@ class AdminClient:
 
     def sources(self) -> list[c.UfsRow]:
         return [
-            c.UfsRow(
-                b"/" + a.bytes_of(one.path),
-                UfsSpec(one.url, one.options),
-                one.sync_interval_s,
-                one.origin_down,
-                one.warning,
-            )
+            one.row()
             for page in self.pages("/sources", a.Sources, {"limit": a.MAX_LIMIT})
             for one in page.items
         ]
@@ -188,8 +182,15 @@ class AdminClient:
         body = a.NewSource(a.text_of(path), source.url, source.options, sync_interval_s)
         return self.send("POST", "/sources", a.SourceAdded, body, timeout_s=ADD_TIMEOUT_S)
 
-    def remove_source(self, path: bytes) -> None:
-        self.delete("/sources", {"path": a.text_of(path)})
+    def change_source(self, call: c.SetUfs) -> c.UfsRow:
+        body = a.SourceChange(call.options, [*call.unset], call.sync_interval_s)
+        query = {"path": a.text_of(call.path)}
+        found = self.send("PATCH", "/sources", a.Source, body, query, timeout_s=ADD_TIMEOUT_S)
+        return found.row()
+
+    def remove_source(self, path: bytes, *, force: bool = False) -> None:
+        """Raises InUse for pinned paths without `force`."""
+        self.delete("/sources", {"path": a.text_of(path), "force": "true" if force else None})
 
     def workers(self) -> c.WorkerTable:
         """Returns the workers. `view.before` has the members while blocks move, else none."""
@@ -340,7 +341,8 @@ _CALLS: Final[dict[type[m.Message], Callable[[AdminClient, Any], m.Message]]] = 
     c.MasterStatus: lambda client, _: c.MasterStatusReply(client.status()),
     c.ListUfs: lambda client, _: c.UfsTable(client.sources()),
     c.AddUfs: _added,
-    c.RemoveUfs: _done(lambda client, call: client.remove_source(call.path)),
+    c.SetUfs: lambda client, call: c.UfsChanged(client.change_source(call)),
+    c.RemoveUfs: _done(lambda client, call: client.remove_source(call.path, force=call.force)),
     c.ListWorkers: lambda client, _: client.workers(),
     c.Drain: _done(lambda client, call: client.drain(call.worker, undo=call.undo)),
     c.RemoveWorker: _done(lambda client, call: client.remove_worker(call.worker)),

@@ -20,6 +20,7 @@ from cachefs.core.admin_paths import bytes_of as bytes_of
 from cachefs.core.admin_paths import text_of as text_of
 from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobSpec, JobState, JobStatus
+from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
 
 API: Final = "/api/v1"
@@ -94,6 +95,15 @@ class NewSource(Request, frozen=True):
     sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] = 60.0
 
 
+class SourceChange(Request, frozen=True):
+    """Changes of a source: `options` are set, the options `unset` removed. null: the sync interval
+    stays. Its inodes and cached bytes stay."""
+
+    options: dict[str, str] = {}
+    unset: list[str] = []
+    sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
+
+
 class SourceAdded(Answer, frozen=True):
     """A source that was added. `warning`: for people, for example that it hides other names."""
 
@@ -120,6 +130,15 @@ class Source(Answer, frozen=True):
             row.sync_interval_s,
             row.origin_down,
             row.warning,
+        )
+
+    def row(self) -> c.UfsRow:
+        return c.UfsRow(
+            b"/" + bytes_of(self.path),
+            UfsSpec(self.url, self.options),
+            self.sync_interval_s,
+            self.origin_down,
+            self.warning,
         )
 
 

@@ -68,7 +68,7 @@ class ClusterSources:
 
     async def _greet(self) -> RemoteNamespace:
         try:
-            namespace = await RemoteNamespace.open(self._master)
+            namespace = await RemoteNamespace.open(self._master, on_unsure=self._look_again)
         finally:
             self._greeting = None
         known = self._namespaces.setdefault(namespace.namespace, namespace)
@@ -160,6 +160,12 @@ class ClusterSources:
             find = functools.partial(self._find, self._opened(namespace), ufs)
             known = self._connectors[namespace, ufs] = LazyConnector(find)
         return known
+
+    def _look_again(self) -> None:
+        """Has every connector look its source up before its next request: an operator may have
+        changed the options of a source."""
+        for connector in self._connectors.values():
+            connector.look_again()
 
     def _find(self, namespace: RemoteNamespace, ufs: str) -> Connector:
         """Requests a source from the master and returns its connector. Runs in a thread."""

@@ -72,12 +72,21 @@ ROUTES: Final[tuple[Route, ...]] = (
         body=a.NewSource,
     ),
     Route(
+        "PATCH",
+        "/sources",
+        "Change the options and the sync interval of the source at a path.",
+        cluster.change_source,
+        {200: a.Source},
+        queries.AtPath,
+        body=a.SourceChange,
+    ),
+    Route(
         "DELETE",
         "/sources",
         "Take the source at a path out of the namespace. Nothing is deleted at the origin.",
         cluster.remove_source,
         {204: None},
-        queries.AtPath,
+        queries.OfRemoval,
     ),
     # workers
     _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),
