@@ -10,6 +10,8 @@ from cachefs.core.errors import Unsupported
 from cachefs.core.install import install_command
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
+from connectors.hdfs.location import parse_url
+from connectors.hdfs.options import parse_options as parse_hdfs_options
 from connectors.limit import IN_FLIGHT, Limit
 from connectors.meter import Meter, Metered
 from connectors.retry import Retry
@@ -54,7 +56,21 @@ def _adapter(spec: UfsSpec, meter: Meter) -> Connector:
         from connectors.file import FileConnector
 
         return FileConnector(url.removeprefix("file://"))
+    if url.startswith("hdfs://"):
+        return _open_hdfs(url, spec)
     return _open_s3(url, spec, meter)
+
+
+def _open_hdfs(url: str, spec: UfsSpec) -> Connector:
+    try:
+        from connectors.hdfs.connector import HdfsConnector
+    except ModuleNotFoundError as error:
+        if error.name != "hdfs_native":
+            raise
+        raise Unsupported(
+            "an hdfs:// source needs the extra hdfs", remedy=install_command("hdfs")
+        ) from error
+    return HdfsConnector(*parse_url(url), parse_hdfs_options(spec.options))
 
 
 def _open_s3(url: str, spec: UfsSpec, meter: Meter) -> Connector:

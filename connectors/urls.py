@@ -14,11 +14,18 @@ from typing import Final
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from connectors import keys
+from connectors.hdfs import location as hdfs_location
+from connectors.hdfs.options import OPTIONS as HDFS_OPTIONS
+from connectors.hdfs.options import parse_options as parse_hdfs_options
 from connectors.s3.options import OPTIONS as S3_OPTIONS
 from connectors.s3.options import parse_options
 
-SCHEMES: Final = ("file", "s3")
-OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {"file": {}, "s3": S3_OPTIONS}
+SCHEMES: Final = ("file", "hdfs", "s3")
+OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "file": {},
+    "hdfs": HDFS_OPTIONS,
+    "s3": S3_OPTIONS,
+}
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -31,6 +38,8 @@ def normalise(url: str) -> str:
     scheme = scheme.lower()
     if not separator or scheme not in SCHEMES:
         raise _unknown(url, scheme if separator else "")
+    if scheme == "hdfs":
+        return hdfs_location.normalise(f"hdfs://{rest}")
     return _normalise_s3(rest, url) if scheme == "s3" else _normalise_file(rest, url)
 
 
@@ -38,6 +47,8 @@ def check_options(spec: UfsSpec) -> None:
     """Raises BadConfig for an option that the source's scheme does not have, or a bad value."""
     if spec.url.startswith("s3://"):
         parse_options(spec.options)
+    elif spec.url.startswith("hdfs://"):
+        parse_hdfs_options(spec.options)
     elif spec.options:
         names = ", ".join(sorted(spec.options))
         raise BadConfig(f"a file:// source has no options, got {names}")

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.origins import FileOrigin, MemoryOrigin, Origin, OriginFactory, S3Origin
+from tests.conformance.origins import (
+    FileOrigin,
+    HdfsOrigin,
+    MemoryOrigin,
+    Origin,
+    OriginFactory,
+    S3Origin,
+)
 from tests.conformance.transports import TRANSPORTS, Mounted
 from tests.conformance.tree import FILES, plant
 from tests.services.versitygw import ACCESS_KEY, SECRET_KEY
@@ -39,7 +46,7 @@ def new_origin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
-    s3-versitygw, s3-versitygw-tls, s3-moto."""
+    hdfs, s3-versitygw, s3-versitygw-tls, s3-moto."""
     servers = {"s3-versitygw": "s3", "s3-versitygw-tls": "s3_tls", "s3-moto": "moto"}
     numbers = itertools.count(1)
     made: list[Origin] = []
@@ -55,6 +62,9 @@ def new_origin(
             origin: Origin = FileOrigin(tmp_path_factory.mktemp("origin"))
         elif kind in servers:
             origin = s3(servers[kind])
+        elif kind == "hdfs":
+            cluster = request.getfixturevalue("hdfs")
+            origin = HdfsOrigin(cluster, f"{prefix}-{next(numbers)}")
         else:
             origin = MemoryOrigin(
                 ordered=kind != "memory-unordered", decorated=kind == "memory-decorated"

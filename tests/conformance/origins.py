@@ -13,6 +13,7 @@ from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
 from connectors.meter import Meter
+from tests.services.hdfs import HdfsCluster
 from tests.services.memory import MemoryConnector
 from tests.services.s3_server import S3Server
 
@@ -85,11 +86,36 @@ class S3Origin:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
 
 
+class HdfsOrigin:
+    """A directory of a cluster, whose neighbour must not be seen."""
+
+    def __init__(self, cluster: HdfsCluster, name: str) -> None:
+        self._client = cluster.client()
+        self._root = f"/{name}/data"
+        self._client.mkdirs(self._root, create_parent=True)
+        self._write(f"{self._root}-not-below/x", b"other")
+        self.spec = UfsSpec(f"{cluster.url}{self._root}")
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self._write(f"{self._root}/{path.decode()}", data)
+
+    def _write(self, path: str, data: bytes) -> None:
+        from hdfs_native import WriteOptions
+
+        options = WriteOptions(overwrite=True, create_parent=True)
+        with self._client.create(path, options) as file:
+            file.write(data)
+
+    def delete(self, path: bytes) -> None:
+        assert self._client.delete(f"{self._root}/{path.decode()}")
+
+
 def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
     """Puts many small files, 16 at a time, in an order that no listing has."""
     paths = list(files)
     random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin):
+    if isinstance(origin, S3Origin | HdfsOrigin):
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda path: origin.put(path, files[path]), paths))
     else:

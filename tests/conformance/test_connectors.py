@@ -17,7 +17,7 @@ from tests.conformance.origins import Origin, OriginFactory, put_all
 from tests.services.many_thread import ManyThread
 
 KINDS = (
-    "file", "s3-versitygw", "s3-versitygw-tls", "s3-moto",
+    "file", "hdfs", "s3-versitygw", "s3-versitygw-tls", "s3-moto",
     "memory", "memory-unordered", "memory-decorated",
 )  # fmt: skip
 MANY = 1050  # more than a page of any store
