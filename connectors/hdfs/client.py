@@ -18,7 +18,7 @@ from hdfs_native import Client
 from cachefs.core.errors import CacheFSError, DeadlineExceeded
 from connectors.deadline import until
 from connectors.hdfs.connections import Address, end_connections, resolve
-from connectors.hdfs.deadlines import Deadlines
+from connectors.hdfs.deadlines import Deadlines, TimedCall
 from connectors.hdfs.errors import classify
 from connectors.hdfs.name_services import find_name_nodes, read_configuration
 from connectors.hdfs.options import HdfsOptions
@@ -40,27 +40,32 @@ class HdfsClient:
         assume_user(options.user)
         self._conf_dir = options.conf_dir
         self._name_nodes = find_name_nodes(authority, read_configuration(options.conf_dir))
-        self._addresses: frozenset[Address] | None = None
+        self._addresses: frozenset[Address] = frozenset()
+        self._is_resolved = False
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._deadlines = Deadlines(self._end_connections)
 
-    def call(self, path: str, act: Callable[[Client], T]) -> T:
-        """Returns what `act` returns. Raises the typed error of a failure, about `path`, and
-        DeadlineExceeded where the NameNode is silent."""
+    def call(self, path: str, act: Callable[[Client], T], limit_s: float = CALL_S) -> T:
+        """Returns what `act` returns, which may run more than once. Raises the typed error of a
+        failure, about `path`, and DeadlineExceeded where HDFS is silent for `limit_s`."""
         client = self._client or self._open()
-        if self._addresses is None:
-            self._addresses = resolve(self._name_nodes.hosts)
-        limit_s = max(LEAST_S, min(CALL_S, until() - time.monotonic()))
+        if not self._is_resolved:
+            self._resolve()
+        limit_s = max(LEAST_S, min(limit_s, until() - time.monotonic()))
         timed = self._deadlines.begin(limit_s)
         try:
-            return act(client)
-        except CacheFSError:
-            raise
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
-                raise
-            raise self._failure(error, path, limit_s if timed.interrupts else 0.0) from error
+            while True:
+                try:
+                    return act(client)
+                except CacheFSError:
+                    raise
+                except BaseException as error:
+                    if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                        raise
+                    if timed.is_overdue or not timed.is_disturbed:
+                        raise self._failure(error, path, timed, limit_s) from error
+                    timed.is_disturbed = False
         finally:
             self._deadlines.end(timed)
 
@@ -81,13 +86,19 @@ class HdfsClient:
                 self._client = Client(self._name_nodes.url, settings, self._conf_dir or None)
             return self._client
 
-    def _failure(self, error: BaseException, path: str, silent_s: float) -> CacheFSError:
-        if silent_s:
-            cause = f"HDFS did not answer within {silent_s:.3g} s"
+    def _failure(
+        self, error: BaseException, path: str, timed: TimedCall, limit_s: float
+    ) -> CacheFSError:
+        if timed.is_overdue:
+            cause = f"HDFS did not answer within {limit_s:.3g} s"
             return DeadlineExceeded(cause, path=path, remedy="check its NameNode")
         if isinstance(error, OSError):
-            self._addresses = None  # the name may have another address now
+            self._is_resolved = False  # the host may have another address now
         return classify(error, path)
 
+    def _resolve(self) -> None:
+        self._is_resolved = True
+        self._addresses = resolve(self._name_nodes.hosts) or self._addresses
+
     def _end_connections(self) -> None:
-        end_connections(self._addresses or ())
+        end_connections(self._addresses)

@@ -14,7 +14,6 @@ from typing import Final
 
 Address = tuple[str, int]
 _TABLES: Final = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
-_ESTABLISHED, _CONNECTING = "01", "02"
 _OF_IPV4: Final = bytes(10) + b"\xff\xff"  # the prefix of an IPv4 address in a socket of IPv6
 
 
@@ -32,8 +31,8 @@ def resolve(hosts: Iterable[Address]) -> frozenset[Address]:
 
 def end_connections(addresses: Iterable[Address]) -> int:
     """Shuts down every connection of this process to one of the addresses, also one that is not
-    established yet; returns their number. The owner of a connection then reads its end, and closes
-    it."""
+    established yet or already half closed; returns their number. The owner of a connection then
+    reads its end, and closes it."""
     inodes = _inodes({form for address in addresses for form in _table_forms(*address)})
     names = os.listdir("/proc/self/fd") if inodes else []
     return sum(_end_connection(int(name), inodes) for name in names)
@@ -62,9 +61,7 @@ def _inodes(peers: set[str]) -> set[int]:
                 rows = [line.split() for line in lines]
         except OSError:  # a kernel without IPv6
             continue
-        found |= {
-            int(row[9]) for row in rows if row[2] in peers and row[3] in (_ESTABLISHED, _CONNECTING)
-        }
+        found |= {int(row[9]) for row in rows if row[2] in peers}
     return found
 
 

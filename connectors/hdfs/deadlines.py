@@ -11,19 +11,24 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-AGAIN_S: Final = 0.02  # between interrupts: a library may try again after each
-MOST_INTERRUPTS: Final = 100  # of one call
+AGAIN_S: Final = 0.02  # between interrupts: each may free one call, and the library may try again
+SLOW_AFTER_S: Final = (
+    5.0  # a call that is overdue for so long does not wait for what is interrupted
+)
+SLOWLY_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 
 
 class TimedCall:
-    """A call in flight."""
+    """A call in flight. `is_overdue`: an interrupt was meant for it; `is_disturbed`: an interrupt
+    was meant for another call."""
 
-    __slots__ = ("due_s", "interrupts")
+    __slots__ = ("due_s", "is_disturbed", "is_overdue")
 
     def __init__(self, due_s: float) -> None:
         self.due_s = due_s
-        self.interrupts = 0
+        self.is_overdue = False
+        self.is_disturbed = False
 
 
 class Deadlines:
@@ -76,20 +81,22 @@ class Deadlines:
             with self._changed:
                 if self._thread is not own:
                     return
-                is_overdue = self._wait()
-            if is_overdue:
+                pause_s = self._wait()
+            if pause_s:
                 self._interrupt()
-                time.sleep(AGAIN_S)
+                time.sleep(pause_s)
 
-    def _wait(self) -> bool:
-        """Waits for the next deadline or change. Returns whether a call is overdue."""
+    def _wait(self) -> float:
+        """Waits for the next deadline or change. Returns the pause after an interrupt, which is due
+        now, or 0.0."""
         now = self._clock()
-        pending = [call for call in self._calls if call.interrupts < MOST_INTERRUPTS]
-        due_s = min((call.due_s for call in pending), default=now + LONGEST_WAIT_S)
+        due_s = min((call.due_s for call in self._calls), default=now + LONGEST_WAIT_S)
         if due_s > now:
             self._wakes_at_s = due_s
             self._changed.wait(min(due_s - now, LONGEST_WAIT_S))
-            return False
-        for call in pending:
-            call.interrupts += call.due_s <= now
-        return True
+            return 0.0
+        for call in self._calls:
+            call.is_overdue = call.due_s <= now
+            call.is_disturbed = not call.is_overdue
+        latest_s = max(call.due_s for call in self._calls if call.is_overdue)
+        return AGAIN_S if now - latest_s < SLOW_AFTER_S else SLOWLY_S

@@ -31,6 +31,8 @@ JVM = (
     "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
     "-Djava.net.preferIPv4Stack=true",
 )  # fmt: skip
+REPORTED = "Successfully sent block report"  # by a DataNode to the NameNode
+TIED = ("setpriv", "--pdeathsig", "KILL")  # a killed test process leaves no server
 LOGGING = """log4j.rootLogger=INFO,A
 log4j.appender.A=org.apache.log4j.ConsoleAppender
 log4j.appender.A.layout=org.apache.log4j.PatternLayout
@@ -59,7 +61,9 @@ class Part:
     name: str
     command: list[str]
     log: Path
+    sign: str = ""  # a line of the log that shows that it is up
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _from: int = 0  # where the log of this process begins
 
     @property
     def pid(self) -> int:
@@ -72,13 +76,18 @@ class Part:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
+            self._from = log.tell()
             self._process = subprocess.Popen(
-                self.command,
+                [*TIED, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def is_up(self) -> bool:
+        return self.sign in self.log.read_text(errors="replace")[self._from :]
 
     def kill(self) -> None:
         if self._process is not None:
@@ -148,7 +157,8 @@ class HdfsCluster:
     def _is_up(self) -> bool:
         state = self.state()
         return (
-            state.get("FSState") == "Operational"
+            all(part.is_up for part in self.parts)
+            and state.get("FSState") == "Operational"
             and state.get("NumLiveDataNodes") == len(self.datanodes)
             and state.get("CapacityRemaining", 0) > 0
         )
@@ -246,7 +256,7 @@ def hdfs_cluster(directory: Path, datanodes: int = 2) -> Iterator[HdfsCluster]:
         own = hdfs | {"dfs.datanode.data.dir": f"file://{directory}/data-{number}"}
         name = f"datanode-{number}"
         command = java(write_conf(directory / name, core, own), libraries, DATANODE)
-        parts.append(Part(name, command, directory / f"{name}.log"))
+        parts.append(Part(name, command, directory / f"{name}.log", REPORTED))
     command = java(conf, libraries, NAMENODE)
     _format(command, directory / "format.log")
     namenode = Part("namenode", command, directory / "namenode.log")
