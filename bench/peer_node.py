@@ -24,7 +24,7 @@ from cachefs.core.placement import Member, View
 from cachefs.core.services import Permission
 from cachefs.core.tiers import TierSpec
 from connectors.base import Connector
-from connectors.file import FileConnector
+from connectors.file.connector import FileConnector
 from tests.services.loading import fetch
 from worker.cache.cache import Cache
 from worker.fill.source import OriginSource

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from cachefs.core.model import Fingerprint
+from connectors.capabilities import Capabilities
 
 if TYPE_CHECKING:
     from connectors.fetch.request import WholeFileRequest
@@ -22,20 +23,9 @@ if TYPE_CHECKING:
 MAX_ETAG_CHARS: Final = 1024
 
 
-class Capabilities(msgspec.Struct, frozen=True):
-    """The metadata that the store provides."""
-
-    ordered_listings: bool  # pages are in the order of `order_key` (else: any order)
-    etags: bool  # files have a `Fingerprint.etag`, which changes with the bytes
-    directories: bool  # directories are objects (file://), not implied by keys (s3://)
-    posix: bool  # mode, uid, gid and symlinks are the origin's own
-    mtime_precision_ns: int
-
-
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A name of a listing, or the result of `stat`. `name` is the last segment (b"": the root); in
-    `list_tree` it is the path below the listed directory. mode, uid, gid: -1 = unknown. Size and
-    time lie within `connectors.bounds`."""
+    """A name of a listing, or the result of `stat`. `name` is the last segment (b"": the root).
+    mode, uid, gid: -1 = unknown. Size and time lie within `connectors.bounds`."""
 
     name: bytes
     fingerprint: Fingerprint
@@ -79,16 +69,11 @@ class Connector(Protocol):
     def stat(self, path: bytes) -> Entry:
         """Returns the entry of `path`. A directory hides an object of its name. Raises NotFound."""
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        """Yields the children of a directory, in pages of about 1,000; with ordered listings only
-        those whose `order_key` is greater than `after` (an order key). A name is yielded once. A
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        """Yields the children of a directory, in pages of about 1,000. A name is yielded once. A
         directory hides an object of the same name *within a page only*: if an earlier page had the
         object, the caller drops it. Raises NotFound for a missing directory if the store has
         directories (`Capabilities`); else the listing is empty."""
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        """Yields every file below a directory, in pages, in S3 key order if listings are ordered.
-        An empty directory has an entry; the names below imply the other directories."""
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         """Opens `size` bytes at `offset` of exactly that version. The request is conditional if the

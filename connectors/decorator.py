@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.base import Body, Connector, Entry, Page
+from connectors.capabilities import Capabilities
 from connectors.fetch.request import WholeFileRequest
 from connectors.pages import WrappedPages
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class Decorator:
-    """A connector that delegates to another. Verbs: check, stat, list_dir, list_tree, read."""
+    """A connector that delegates to another. Verbs: check, stat, list_dir, read."""
 
     def __init__(self, inner: Connector) -> None:
         self._inner = inner
@@ -39,13 +40,9 @@ class Decorator:
     def stat(self, path: bytes) -> Entry:
         return self._around("stat", lambda: self._inner.stat(path))
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        inner = self._inner.list_dir(path, after)
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        inner = self._inner.list_dir(path)
         return WrappedPages(inner, lambda act: self._around("list_dir", act))
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        inner = self._inner.list_tree(path)
-        return WrappedPages(inner, lambda act: self._around("list_tree", act))
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         return self._body(lambda: self._inner.read(path, offset, size, version))

@@ -1,7 +1,7 @@
 """Counters of an origin: requests and seconds by verb, errors by code, body bytes, connections,
 handshakes.
 
-Verbs: check, stat, list_dir and list_tree (once per page), read. A retry counts again. The seconds
+Verbs: check, stat, list_dir (once per page), read. A retry counts again. The seconds
 of a read are those until its first bytes plus those of its chunks.
 """
 

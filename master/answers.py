@@ -76,7 +76,7 @@ class Answers:
             raise Stale(f"inode {ino} is gone")
         place = self._tree.directory(names, ino)
         valid_s = valid_for(stored.checked_at, place.interval_s, self._clock())
-        asks = place.mount.root == ino and place.mount.connector.capabilities.posix
+        asks = place.mount.root == ino and place.mount.connector.capabilities.posix_attributes
         if not valid_s and asks:
             return None
         unchanging_s = MAX_VALID_S if place.interval_s < 0 else min(MAX_VALID_S, place.interval_s)

@@ -10,7 +10,7 @@ from typing import Final
 DISTRIBUTION: Final = "cachefs-io"
 
 
-def install_command(*extras: str) -> str:
-    """Returns the shell command that installs the distribution with `extras`."""
+def install_command(*extras: str, distribution: str = DISTRIBUTION) -> str:
+    """Returns the shell command that installs a distribution with `extras`."""
     wanted = f"[{','.join(extras)}]" if extras else ""
-    return f"pip install '{DISTRIBUTION}{wanted}'"
+    return f"pip install '{distribution}{wanted}'"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from cachefs.core.errors import BadBody, NotFound, Stale, Unavailable
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page
+from connectors.base import Body, Entry, Page
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.hdfs.client import HdfsClient
 from connectors.hdfs.listing import HdfsListing
@@ -31,9 +32,11 @@ NS_PER_MS: Final = 10**6
 _DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=False,  # HDFS compares the bytes of names as signed numbers
-    etags=False,
     directories=True,
-    posix=True,
+    posix_attributes=True,
+    symlinks=False,
+    identity=Identity.TIME,
+    refuses_other_versions=False,
     mtime_precision_ns=NS_PER_MS,
 )
 
@@ -67,7 +70,7 @@ class HdfsConnector:
     def stat(self, path: bytes) -> Entry:
         return self._entry(self._status(self._shown(path)), path.rpartition(b"/")[2])
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         shown = self._shown(path)
 
         own = HdfsListing(shown, self._entry)
@@ -77,9 +80,6 @@ class HdfsConnector:
             return page, None if own.is_done else own
 
         return Pages(fetch)
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        raise NotImplementedError
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         if offset < 0 or size < 0 or offset + size > version.size:

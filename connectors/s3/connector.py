@@ -7,7 +7,7 @@ fingerprints of a listing and of a HEAD agree; the etag has no quotes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from cachefs.core.errors import (
@@ -20,26 +20,27 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, clean_etag
+from connectors.base import Body, Entry, Page, clean_etag
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.bounds import parse_http_date, parse_size
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import Head, OnConnected, WholeFileRequest, ignore_connections
 from connectors.pages import Pages
 from connectors.s3.http import Requests, S3Http
 from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page, parse_listing
-from connectors.s3.listing import tree_page as page_of_tree
 from connectors.s3.options import S3Options
 from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
 REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
 NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
-_LAST_CHAR: Final = "\U0010ffff"
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
-    etags=True,
     directories=False,
-    posix=False,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.CONTENT,
+    refuses_other_versions=True,
     mtime_precision_ns=10**9,
 )
 
@@ -155,24 +156,14 @@ class S3Connector:
             error.path = path
             raise
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         prefix = self._directory(path)
-        query = {"prefix": prefix, "delimiter": "/"}
-        if after:
-            query["start-after"] = prefix + _start_after(after)
-        return self._pages(query, lambda listing: directory_page(listing, prefix, after))
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        prefix = self._directory(path)
-        return self._pages({"prefix": prefix}, lambda listing: page_of_tree(listing, prefix))
-
-    def _pages(self, query: dict[str, str], to_page: Callable[[Listing], Page]) -> Iterator[Page]:
-        first = {**query, "max-keys": str(PAGE_KEYS)}
+        first = {"prefix": prefix, "delimiter": "/", "max-keys": str(PAGE_KEYS)}
         progress = ListingProgress()
 
         def fetch(token: str | None) -> tuple[Page, str | None]:
             listing = self._list({**first, **_continued(token or "")})
-            page = to_page(listing)
+            page = directory_page(listing, prefix)
             progress.check(token or "", listing)
             return page, listing.token or None
 
@@ -261,13 +252,3 @@ class S3Connector:
 def _continued(token: str) -> dict[str, str]:
     """Returns the query parameters for the page of a token; "": the first page."""
     return {"continuation-token": token} if token else {}
-
-
-def _start_after(after: bytes) -> str:
-    """Returns the StartAfter of an order key. It skips every key below a directory. If a server
-    lists the common prefix again, `directory_page` drops it."""
-    try:
-        text = after.decode()
-    except UnicodeDecodeError as error:
-        return after[: error.start].decode()
-    return text + _LAST_CHAR if text.endswith("/") else text

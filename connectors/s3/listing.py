@@ -122,8 +122,8 @@ def _mtime_ns(text: str) -> int:
         return UNKNOWN_NS
 
 
-def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
-    """Returns the children of `prefix` after `after`, in order, of a listing with delimiter."""
+def directory_page(listing: Listing, prefix: str) -> Page:
+    """Returns the children of `prefix`, in order, of a listing with delimiter."""
     start = _below(listing, prefix)
     files: dict[bytes, Fingerprint] = {}
     hidden = 0
@@ -139,7 +139,7 @@ def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
     found = [(name, Entry(name, fingerprint)) for name, fingerprint in files.items()]
     found += [(order_key(name, True), Entry(name, DIRECTORY)) for name in directories]
     found.sort(key=lambda pair: pair[0])
-    return Page([entry for key_, entry in found if key_ > after], hidden)
+    return Page([entry for _, entry in found], hidden)
 
 
 def _below(listing: Listing, prefix: str) -> int:
@@ -148,37 +148,3 @@ def _below(listing: Listing, prefix: str) -> int:
     if not all(key.startswith(prefix) for key in (*keys_listed, *listing.prefixes)):
         raise OriginError(f"the listing has keys that are not below {prefix!r}")
     return len(prefix)
-
-
-def tree_page(listing: Listing, prefix: str) -> Page:
-    """Returns the files, and the directories of markers, from a listing without a delimiter."""
-    start = _below(listing, prefix)
-    files: dict[bytes, Fingerprint] = {}
-    marked: set[bytes] = set()
-    hidden = 0
-    for key, fingerprint in listing.objects:
-        path, is_directory, is_hidden = keys.place(key[start:].encode())
-        hidden += is_hidden
-        if not is_directory and fingerprint is not None:
-            files[path] = fingerprint
-            continue
-        if not is_directory:  # hidden by its size, but its directories exist
-            hidden += 1
-            path = path.rpartition(b"/")[0]
-        if path:
-            marked.add(path)
-    hidden += keys.directories_win(files, marked | _implied(files))
-    found = [(name, Entry(name, fingerprint)) for name, fingerprint in files.items()]
-    found += [(order_key(name, True), Entry(name, DIRECTORY)) for name in marked]
-    found.sort(key=lambda pair: pair[0])
-    return Page([entry for _, entry in found], hidden)
-
-
-def _implied(files: dict[bytes, Fingerprint]) -> set[bytes]:
-    """Returns the directories above the files of a page."""
-    implied: set[bytes] = set()
-    for path in files:
-        directory = path.rpartition(b"/")[0]
-        if directory and directory not in implied:
-            implied.update((directory, *keys.parents(directory)))
-    return implied

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from typing import Final
@@ -39,12 +38,8 @@ class S3Options(msgspec.Struct, frozen=True):
 
 
 def parse_options(options: Mapping[str, str]) -> S3Options:
-    """Checks and returns the options. Raises BadConfig that names the option or a similar one."""
-    for name in options:
-        if name not in OPTIONS:
-            near = difflib.get_close_matches(name, OPTIONS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIONS)}"
-            raise BadConfig(f"unknown option {name!r} of an s3:// source", remedy=remedy)
+    """Returns the values of the options, which `Scheme.check_options` knows. Raises BadConfig for a
+    bad value."""
     return S3Options(
         endpoint_url=_endpoint(options.get("endpoint_url", "")),
         profile=options.get("profile", ""),

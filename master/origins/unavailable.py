@@ -8,14 +8,17 @@ from typing import Final, NoReturn
 
 from cachefs.core.errors import CacheFSError, NotFound, Unavailable
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Body, Capabilities, Entry, Page
+from connectors.base import Body, Entry, Page
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
-    etags=False,
     directories=False,
-    posix=False,
+    posix_attributes=False,
+    symlinks=False,
+    identity=Identity.TIME,
+    refuses_other_versions=False,
     mtime_precision_ns=1,
 )
 
@@ -35,10 +38,7 @@ class NullConnector:
             return Entry(b"", Fingerprint(Kind.DIRECTORY))
         raise NotFound("no source is there")
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        return iter(())
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         return iter(())
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
@@ -70,10 +70,7 @@ class UnavailableConnector:
     def stat(self, path: bytes) -> Entry:
         self._fail()
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        self._fail()
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         self._fail()
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:

@@ -27,9 +27,7 @@ class Source:
         self.root = f"/source-{next(_numbers)}"
         self.client.mkdirs(self.root)
         self.spec = UfsSpec(f"{cluster.url}{self.root}")
-        self.connector: Connector = open_connector(
-            self.spec, deadline_s=deadline_s, meter=Meter()
-        )
+        self.connector: Connector = open_connector(self.spec, deadline_s=deadline_s, meter=Meter())
 
     def write(self, name: str, data: bytes) -> None:
         write(self.client, f"{self.root}/{name}", data)

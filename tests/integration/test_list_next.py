@@ -27,9 +27,9 @@ class Origin(MemoryConnector):
     def __init__(self, *paths: bytes, page_entries: int = 1000) -> None:
         super().__init__(dict.fromkeys(paths, b"1"), page_entries=page_entries)
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         """The third page goes through a gate: the first is in the store then."""
-        for n, page in enumerate(super().list_dir(path, after)):
+        for n, page in enumerate(super().list_dir(path)):
             if n == 2:
                 self.script.enter("third page", path)
             yield page

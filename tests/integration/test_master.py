@@ -433,8 +433,8 @@ class GatedPages(SyntheticConnector):
         self.finished = False
         self._stop_after = stop_after
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Any:
-        for n, page in enumerate(super().list_dir(path, after)):
+    def list_dir(self, path: bytes) -> Any:
+        for n, page in enumerate(super().list_dir(path)):
             if n == self._stop_after and path and not self.gate_open.wait(DEADLINE_S):
                 raise Unreachable("the test forgot the gate")
             yield page
@@ -496,10 +496,10 @@ class CrossPage(MemoryConnector):
         super().__init__({b"a!": b"1", b"a.txt": b"2", b"a/f": b"3", b"ab": b"4"}, ordered=ordered)
         self._size = page_entries
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Any:
+    def list_dir(self, path: bytes) -> Any:
         from connectors.base import Entry, Page, order_key
 
-        entries = [entry for page in super().list_dir(path, after) for entry in page.entries]
+        entries = [entry for page in super().list_dir(path) for entry in page.entries]
         if not path:
             entries.append(Entry(b"a", entries[0].fingerprint.__class__(Kind.FILE, 1, 5, "o")))
         if self.capabilities.ordered_listings:
@@ -573,8 +573,8 @@ class BreakingListing(MemoryConnector):
 
     break_after: int | None = None
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Any:
-        for n, page in enumerate(super().list_dir(path, after)):
+    def list_dir(self, path: bytes) -> Any:
+        for n, page in enumerate(super().list_dir(path)):
             if n == self.break_after:
                 raise Unreachable("the listing was cut")
             yield page

@@ -23,7 +23,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
-from connectors.file import FileConnector
+from connectors.file.connector import FileConnector
 from master.namespace import Master
 from master.state.health import PROBE_EVERY_S
 from tests.integration.test_master import Clock, collect, names_of, raises, run, until

@@ -159,12 +159,7 @@ class World:
         origin.put(path, self.random.randbytes(3))
 
     def _files(self, origin: MemoryConnector) -> list[bytes]:
-        return sorted(
-            entry.name
-            for page in origin.list_tree(b"")
-            for entry in page.entries
-            if entry.fingerprint.kind is Kind.FILE
-        )
+        return origin.files()
 
     def _in_the_way(self, origin: MemoryConnector, path: bytes) -> list[bytes]:
         return [

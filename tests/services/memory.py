@@ -19,8 +19,9 @@ import xxhash
 from cachefs.core.errors import BadBody, CacheFSError, DeadlineExceeded, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import read_whole_body
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.pages import Pages
 
@@ -47,7 +48,7 @@ class _Fault:
 
 class Script:
     """What a test wants to happen and what happened: counts, faults and gates, by verb (`check`,
-    `stat`, `list_dir`, `list_tree`, `page`: a later page of a listing, `read`). Thread-safe."""
+    `stat`, `list_dir`, `page`: a later page of a listing, `read`). Thread-safe."""
 
     def __init__(self, wait: Callable[[str], None] | None = None) -> None:
         self.calls: Counter[str] = Counter()
@@ -209,6 +210,11 @@ class MemoryConnector:
                 self._children.pop(directory, None)
                 self._unlink(directory)
 
+    def files(self) -> list[bytes]:
+        """Returns the paths of all files that are not hidden, in order."""
+        with self._lock:
+            return sorted(path for path in self._objects if path not in self._children)
+
     def _add(
         self, path: bytes, data: bytes, kind: Kind, etag: str, like: Entry, size: int | None = None
     ) -> Entry:
@@ -274,9 +280,11 @@ class MemoryConnector:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             ordered_listings=self._ordered,
-            etags=True,
             directories=False,
-            posix=self._posix,
+            posix_attributes=self._posix,
+            symlinks=True,
+            identity=Identity.CONTENT,
+            refuses_other_versions=True,
             mtime_precision_ns=10**9,
         )
 
@@ -296,13 +304,11 @@ class MemoryConnector:
             raise NotFound("no such file or directory", path=_shown(path))
         return found.entry
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        return self._pages("list_dir", path, lambda: self._list_dir(path, after))
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        return self._pages("list_dir", path, lambda: self._list_dir(path))
 
-    def _list_dir(self, path: bytes, after: bytes) -> tuple[list[Entry], int]:
+    def _list_dir(self, path: bytes) -> tuple[list[Entry], int]:
         ordered = self._ordered_names(path)
-        if self._ordered:
-            ordered = [item for item in ordered if item[0] > after]
         prefix = path + b"/" if path else b""
         hidden = sum(prefix + n in self._objects for n, is_dir in self._names(path) if is_dir)
         return [self._entry(prefix + name) for _, name in ordered], hidden
@@ -312,24 +318,6 @@ class MemoryConnector:
 
     def _ordered_names(self, path: bytes) -> list[tuple[bytes, bytes]]:
         return sorted((order_key(name, is_dir), name) for name, is_dir in self._names(path))
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        return self._pages("list_tree", path, lambda: self._list_tree(path))
-
-    def _list_tree(self, path: bytes) -> tuple[list[Entry], int]:
-        prefix = path + b"/" if path else b""
-        below = [found for found in self._objects if found.startswith(prefix)]
-        shown = [(found, found) for found in below if found not in self._children]
-        shown += [
-            (found + b"/", found)
-            for found, children in self._children.items()
-            if found != path and found.startswith(prefix) and not children
-        ]
-        entries = [
-            msgspec.structs.replace(self._entry(found), name=found[len(prefix) :])
-            for _, found in sorted(shown)
-        ]
-        return entries, sum(found in self._children for found in below)
 
     def _pages(
         self, verb: str, path: bytes, look: Callable[[], tuple[list[Entry], int]]
@@ -403,9 +391,11 @@ class SyntheticConnector:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             ordered_listings=True,
-            etags=True,
             directories=False,
-            posix=False,
+            posix_attributes=False,
+            symlinks=False,
+            identity=Identity.FIXED,
+            refuses_other_versions=True,
             mtime_precision_ns=10**9,
         )
 
@@ -428,7 +418,7 @@ class SyntheticConnector:
             raise NotFound("no such file or directory", path=_shown(path))
         return Entry(name, self._file)
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         self.script.enter("list_dir", path)
         if not path:
             every = (Entry(b"d%06d" % n, _DIRECTORY) for n in range(self.directories))
@@ -436,19 +426,7 @@ class SyntheticConnector:
             every = (Entry(b"f%06d" % n, self._file) for n in range(self.files_per_directory))
         else:
             return
-        key = b"%s/" if not path else b"%s"
-        yield from self._pages(entry for entry in every if key % entry.name > after)
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        self.script.enter("list_tree", path)
-        inside = range(self.directories) if not path else range(_number(path, b"d") + 1)[-1:]
-        prefix = b"d%06d/" if not path else b""
-        yield from self._pages(
-            Entry((prefix % d if prefix else b"") + b"f%06d" % f, self._file)
-            for d in inside
-            if d < self.directories
-            for f in range(self.files_per_directory)
-        )
+        yield from self._pages(every)
 
     def _pages(self, entries: Iterator[Entry]) -> Iterator[Page]:
         page: list[Entry] = []

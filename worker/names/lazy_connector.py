@@ -13,7 +13,8 @@ from typing import Final
 
 from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing, Unreachable
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.base import Body, Connector, Entry, Page
+from connectors.capabilities import Capabilities
 from connectors.fetch.request import WholeFileRequest
 
 FAILURE_KEPT_S: Final = 2.0
@@ -88,11 +89,8 @@ class LazyConnector:
         with self._using() as found:
             return found.stat(path)
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        return self._found().list_dir(path, after)
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        return self._found().list_tree(path)
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        return self._found().list_dir(path)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         with self._using() as found:

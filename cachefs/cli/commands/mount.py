@@ -25,7 +25,7 @@ from cachefs.fuse import mount_flags
 from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.processes import Server, Watch
-from connectors.urls import OPTIONS, check_options, normalise
+from connectors.registry import check_options, known_options, normalise
 
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
@@ -181,8 +181,7 @@ def source_spec(source: str, chosen: Config) -> UfsSpec:
     if is_cluster(source):
         return clusters.source_spec(source, chosen)
     url = normalise(source)
-    known = OPTIONS[url.partition("://")[0]]
-    options = chosen.source_options(keep=known)
+    options = chosen.source_options(keep=known_options(url))
     spec = UfsSpec(url, options)
     check_options(spec)
     return spec

@@ -410,7 +410,7 @@ def test_bad_sources_and_values(mount_line: Callable[..., str]) -> None:
     assert "bad size '-1'" in mount_line("s3://bucket", "--cache-size=-1")
     assert "bad duration 'soon'" in mount_line("s3://bucket", "--sync-interval", "soon")
     line = mount_line("file:///data", "--endpoint-url", "http://h")
-    assert "a file:// source has no options" in line
+    assert "file:// sources have no options" in line
 
 
 def test_bad_mount_points(mount_line: Callable[..., str], tmp_path: Path) -> None:

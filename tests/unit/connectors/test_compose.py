@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from cachefs.core.errors import BadConfig, Unsupported
 from cachefs.core.model import UfsSpec
-from connectors.compose import check_options, normalise, open_connector
+from connectors.compose import open_connector
 from connectors.meter import Meter
+from connectors.registry import check_options, normalise
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_bad_options(options: dict[str, str], says: str) -> None:
 
 
 def test_a_file_source_has_no_options() -> None:
-    with pytest.raises(BadConfig, match="no options"):
+    with pytest.raises(BadConfig, match="file:// sources have no options"):
         check_options(UfsSpec("file:///data", {"region": "x"}))
 
 
@@ -106,7 +107,7 @@ def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         if name in ("connectors.s3.connector", "connectors.s3.http", "connectors.s3.access"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(Unsupported, match="needs the extra s3") as caught:
+    with pytest.raises(Unsupported, match="s3:// sources need the extra s3") as caught:
         open_connector(UfsSpec("s3://bucket"), deadline_s=1, meter=Meter())
     assert caught.value.remedy == "pip install 'cachefs-io[s3]'"
 

@@ -11,9 +11,9 @@ import pytest
 
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Stale, Unavailable
 from cachefs.core.model import Fingerprint, Kind
-from connectors import file
 from connectors.base import Entry
-from connectors.file import FileConnector
+from connectors.file import connector as file
+from connectors.file.connector import FileConnector
 
 BIG = bytes(range(256)) * (3 << 12)  # 3 MiB
 
@@ -55,7 +55,6 @@ def test_a_link_is_never_followed(root: Path, target: str) -> None:
             source.read(path, 0, 0, Fingerprint(Kind.FILE))
     with pytest.raises(NotFound):
         list(source.list_dir(b"way"))
-    assert b"way/f" not in {e.name for page in source.list_tree(b"") for e in page.entries}
 
 
 def test_the_root_may_be_a_link(root: Path, tmp_path: Path) -> None:
@@ -68,9 +67,9 @@ def test_the_root_may_be_a_link(root: Path, tmp_path: Path) -> None:
 def test_special_files_are_counted(root: Path) -> None:
     os.mkfifo(root / "pipe")
     source = FileConnector(str(root))
-    for pages in (list(source.list_dir(b"")), list(source.list_tree(b""))):
-        assert sum(page.hidden for page in pages) == 1
-        assert b"pipe" not in {e.name for page in pages for e in page.entries}
+    pages = list(source.list_dir(b""))
+    assert sum(page.hidden for page in pages) == 1
+    assert b"pipe" not in {e.name for page in pages for e in page.entries}
     with pytest.raises(NotFound):
         source.stat(b"pipe")
     with pytest.raises(Stale):
@@ -93,15 +92,6 @@ def test_names_are_bytes(root: Path) -> None:
         made.write(b"x")
     source = FileConnector(str(root))
     assert listed(source)[name] == source.stat(name)
-
-
-def test_a_tree_shows_empty_directories(root: Path) -> None:
-    (root / "empty/below").mkdir(parents=True)
-    found = [e for page in FileConnector(str(root)).list_tree(b"") for e in page.entries]
-    assert [(e.name, e.fingerprint.kind) for e in found] == [
-        (b"d/f", Kind.FILE),
-        (b"empty/below", Kind.DIRECTORY),
-    ]
 
 
 def test_a_root_that_is_missing_or_a_file(tmp_path: Path) -> None:
@@ -153,8 +143,7 @@ def test_descriptors_are_given_back(root: Path) -> None:
     source = FileConnector(str(root))
     before = len(os.listdir("/proc/self/fd"))
     version = source.stat(b"d/1/f").fingerprint
-    for listing in (source.list_dir(b"d"), source.list_tree(b"")):
-        list(listing)
+    list(source.list_dir(b"d"))
     next(iter(source.read(b"d/1/f", 0, len(BIG), version)))
     source.read(b"d/1/f", 0, len(BIG), version)
     with pytest.raises(Stale):
@@ -209,11 +198,11 @@ def test_a_name_without_attributes_is_hidden_and_counted(
     (root / "file").write_bytes(b"x")
     refuse(monkeypatch, number, b"dead")
     source = FileConnector(str(root))
-    for pages in (list(source.list_dir(b"")), list(source.list_tree(b""))):
-        found = {e.name for page in pages for e in page.entries}
-        assert b"file" in found
-        assert b"dead" not in found
-        assert sum(page.hidden for page in pages) == 1
+    pages = list(source.list_dir(b""))
+    found = {e.name for page in pages for e in page.entries}
+    assert b"file" in found
+    assert b"dead" not in found
+    assert sum(page.hidden for page in pages) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ import pytest
 from cachefs.core.errors import Stale
 from cachefs.core.model import Fingerprint
 from cachefs.core.mountinfo import Mounts, device_name, parse_mountinfo
-from connectors import file, inode_numbers
+from connectors import inode_numbers
 from connectors.bounds import MAX_TIME_S
-from connectors.file import COARSE_NS, NS, TICK_NS, FileConnector
+from connectors.file import connector as file
+from connectors.file.connector import COARSE_NS, NS, TICK_NS, FileConnector
 
 OLD = b"old" * (1 << 20)  # 3 MiB: more than a chunk
 NEW = b"new" * (1 << 20)

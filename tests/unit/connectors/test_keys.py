@@ -15,30 +15,9 @@ KEYS = st.lists(ODD | st.binary(max_size=4), max_size=6).map(b"/".join)
 @example(b"/")
 @example(b"a//b")
 @example(b"a/")
-def test_a_key_is_placed_once(key: bytes) -> None:
-    path, is_directory, hidden = keys.place(key)
-    assert keys.visible_path(path)
-    assert not (hidden and not is_directory)
-    if not is_directory:
-        assert path == key
-    elif not hidden:
-        assert key in (path + b"/", path)  # a marker; b"" is the listed directory itself
-    else:
-        assert not keys.visible_path(key)
-        assert not path or key.startswith(path + b"/")
-
-
-@given(KEYS)
-def test_what_is_shown_is_what_can_be_named(key: bytes) -> None:
-    assert (not keys.place(key).is_directory) == (bool(key) and keys.visible_path(key))
-
-
-@given(KEYS)
-def test_a_hidden_key_keeps_its_deepest_directory(key: bytes) -> None:
-    path, _, hidden = keys.place(key)
-    if hidden:
-        bad = key[len(path) + bool(path) :].split(b"/")[0]
-        assert not keys.visible(bad)
+def test_a_path_is_shown_if_each_of_its_names_is(key: bytes) -> None:
+    shown = all(keys.visible(name) for name in key.split(b"/"))
+    assert keys.visible_path(key) == (shown or not key)
 
 
 @given(st.dictionaries(st.binary(max_size=3), st.none()), st.sets(st.binary(max_size=3)))
@@ -46,8 +25,3 @@ def test_directories_win(files: dict[bytes, None], directories: set[bytes]) -> N
     before = len(files)
     assert keys.directories_win(files, directories) == before - len(files)
     assert not files.keys() & directories
-
-
-def test_parents_nearest_first() -> None:
-    assert keys.parents(b"a/b/c") == [b"a/b", b"a"]
-    assert keys.parents(b"a") == []

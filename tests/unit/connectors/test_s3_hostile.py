@@ -179,11 +179,10 @@ def few_pages(monkeypatch: pytest.MonkeyPatch) -> int:
 
 LISTINGS: list[Callable[[S3Connector], object]] = [
     lambda source: list(source.list_dir(b"")),
-    lambda source: list(source.list_tree(b"")),
     lambda source: source.stat(b"d"),
     lambda source: source.check(),
 ]
-listings = pytest.mark.parametrize("act", LISTINGS, ids=["list_dir", "list_tree", "stat", "check"])
+listings = pytest.mark.parametrize("act", LISTINGS, ids=["list_dir", "stat", "check"])
 
 
 @listings
@@ -196,15 +195,12 @@ def test_pages_without_keys_that_name_a_next_one_for_ever(
     assert len(server.requests) == few_pages + 1
 
 
-@pytest.mark.parametrize("act", LISTINGS[:2], ids=["list_dir", "list_tree"])
 @pytest.mark.parametrize("key", ["f", "a//b"])
-def test_the_same_keys_for_ever(
-    server: ScriptedS3, few_pages: int, act: Callable[[S3Connector], object], key: str
-) -> None:
+def test_the_same_keys_for_ever(server: ScriptedS3, few_pages: int, key: str) -> None:
     """Also of keys that are hidden."""
     server.script = lambda request: page(str(asked(request) + 1), key)
     with pytest.raises(errors.OriginError, match="no end"):
-        act(connector(server))
+        list(connector(server).list_dir(b""))
     assert len(server.requests) == few_pages + 2
 
 
@@ -227,7 +223,7 @@ def test_pages_without_keys_before_others(server: ScriptedS3) -> None:
 
     server.script = script
     source = connector(server)
-    assert [entry.name for page in source.list_tree(b"") for entry in page.entries] == [b"d/f"]
+    assert [entry.name for page in source.list_dir(b"d") for entry in page.entries] == [b"f"]
     assert source.stat(b"d").fingerprint.kind is Kind.DIRECTORY
     connector(server, "d").check()
 
@@ -295,13 +291,12 @@ def test_a_region_that_is_none_is_not_taken(server: ScriptedS3) -> None:
 def test_objects_of_impossible_times_and_sizes(server: ScriptedS3) -> None:
     server.script = odd_script
     source = connector(server)
-    for pages in (source.list_dir(b""), source.list_tree(b"")):
-        found: list[Page] = list(pages)
-        shown = {entry.name.decode(): entry for page in found for entry in page.entries}
-        assert shown.keys() == {*ODD, "right"}
-        assert sum(page.hidden for page in found) == len(SIZES)
-        for name, (_, _, seconds) in ODD.items():
-            assert shown[name].fingerprint.mtime_ns == seconds * NS
+    found: list[Page] = list(source.list_dir(b""))
+    shown = {entry.name.decode(): entry for page in found for entry in page.entries}
+    assert shown.keys() == {*ODD, "right"}
+    assert sum(page.hidden for page in found) == len(SIZES)
+    for name, (_, _, seconds) in ODD.items():
+        assert shown[name].fingerprint.mtime_ns == seconds * NS
     for name, entry in shown.items():
         assert source.stat(name.encode()) == entry
         assert bytes(source.read_all(name.encode(), entry.fingerprint)) == b"odd"

@@ -25,9 +25,10 @@ from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
+from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import WholeFileRequest
 from connectors.inode_numbers import has_stable_inode_numbers
 from connectors.pages import Pages
@@ -49,9 +50,11 @@ _KINDS: Final = {
 }
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
-    etags=True,
     directories=True,
-    posix=True,
+    posix_attributes=True,
+    symlinks=True,
+    identity=Identity.CONTENT,
+    refuses_other_versions=False,
     mtime_precision_ns=1,
 )
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -116,21 +119,12 @@ class FileConnector:
             raise NotFound("a special file is not shown", path=self._shown(path))
         return entry
 
-    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+    def list_dir(self, path: bytes) -> Iterator[Page]:
         def fetch(listing: _Directory | None) -> tuple[Page, _Directory | None]:
             with self._classified(path):
-                listing = listing or _Directory(self._open_directory(path), b"", after)
+                listing = listing or _Directory(self._open_directory(path))
                 page = Page(*listing.take(PAGE_ENTRIES))
             return page, None if listing.done else listing
-
-        return Pages(fetch)
-
-    def list_tree(self, path: bytes) -> Iterator[Page]:
-        def fetch(tree: _Tree | None) -> tuple[Page, _Tree | None]:
-            with self._classified(path):
-                tree = tree or _Tree(_Directory(self._open_directory(path), b""))
-                page = tree.take(PAGE_ENTRIES)
-            return page, None if tree.done else tree
 
         return Pages(fetch)
 
@@ -249,8 +243,8 @@ def _is_version(found: Fingerprint | None, version: Fingerprint) -> bool:
     return found == version
 
 
-def _entry(directory: int, name: bytes, shown: bytes | None = None) -> Entry | None:
-    """Returns the entry of a name in a directory, named `shown`; None for a special file."""
+def _entry(directory: int, name: bytes) -> Entry | None:
+    """Returns the entry of a name in a directory; None for a special file."""
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     fingerprint = _fingerprint(found)
     if fingerprint is None:
@@ -259,22 +253,20 @@ def _entry(directory: int, name: bytes, shown: bytes | None = None) -> Entry | N
     if fingerprint.kind is Kind.SYMLINK:
         target = os.readlink(name, dir_fd=directory)
     mode = stat.S_IMODE(found.st_mode)
-    shown = name if shown is None else shown
-    return Entry(shown, fingerprint, mode, found.st_uid, found.st_gid, target)
+    return Entry(name, fingerprint, mode, found.st_uid, found.st_gid, target)
 
 
 class _Directory:
     """An open directory: its sorted names and the position among them. Owns the descriptor. A name
     that was removed since is skipped."""
 
-    def __init__(self, descriptor: int, prefix: bytes, after: bytes = b"") -> None:
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.prefix = prefix
-        self.hidden = 0
+        self._hidden = 0
         self._next = 0
         self._entries: list[Entry] = []  # of an incomplete page: kept when an error is raised
         try:
-            self._keys = sorted(key for key in self._scan() if key > after)
+            self._keys = sorted(self._scan())
         except BaseException:
             self.close()
             raise
@@ -286,38 +278,27 @@ class _Directory:
                 if is_directory or item.is_file(follow_symlinks=False) or item.is_symlink():
                     yield order_key(os.fsencode(item.name), is_directory)
                 else:
-                    self.hidden += 1
+                    self._hidden += 1
 
     @property
     def done(self) -> bool:
         return self._next >= len(self._keys)
 
-    @property
-    def empty(self) -> bool:
-        return not self._keys
-
-    def peek(self) -> bytes:
-        """Returns the next order key."""
-        return self._keys[self._next]
-
-    def skip(self) -> None:
-        self._next += 1
-
-    def next_entry(self) -> Entry | None:
+    def _next_entry(self) -> Entry | None:
         """Returns the entry of the next name and advances; None if the name was removed, has
         changed its kind or is hidden."""
-        key = self.peek()
+        key = self._keys[self._next]
         name = key.removesuffix(b"/")
         entry = None
         try:
-            entry = _entry(self.descriptor, name, self.prefix + name)
+            entry = _entry(self.descriptor, name)
         except FileNotFoundError:
             pass
         except OSError as error:
             if not self._is_of_one_name(error):
                 raise
-            self.hidden += 1
-        self.skip()
+            self._hidden += 1
+        self._next += 1
         return entry if entry and _same_kind(entry, key) else None
 
     def _is_of_one_name(self, error: OSError) -> bool:
@@ -332,18 +313,14 @@ class _Directory:
         """Returns the next entries, at most `count`, and the hidden names not yet reported. Closes
         the directory at the end."""
         while not self.done and len(self._entries) < count:
-            entry = self.next_entry()
+            entry = self._next_entry()
             if entry:
                 self._entries.append(entry)
         entries, self._entries = self._entries, []
         if self.done:
             self.close()
-        return entries, self.take_hidden()
-
-    def take_hidden(self) -> int:
-        """Returns the number of hidden names since the last call."""
-        hidden, self.hidden = self.hidden, 0
-        return hidden
+        hidden, self._hidden = self._hidden, 0
+        return entries, hidden
 
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
@@ -358,60 +335,6 @@ def _same_kind(entry: Entry, key: bytes) -> bool:
     """Returns whether the entry has the kind of its key. If a file became a directory, or the
     reverse, its place in the order differs."""
     return (entry.fingerprint.kind is Kind.DIRECTORY) == key.endswith(b"/")
-
-
-class _Tree:
-    """A walk in key order: a stack of open directories."""
-
-    def __init__(self, root: _Directory) -> None:
-        self._stack = [root]
-        self._entries: list[Entry] = []
-        self._hidden = 0
-
-    @property
-    def done(self) -> bool:
-        return not self._stack
-
-    def take(self, count: int) -> Page:
-        while self._stack and len(self._entries) < count:
-            self._step(self._stack[-1])
-        page = Page(self._entries, self._hidden)
-        self._entries, self._hidden = [], 0
-        return page
-
-    def _step(self, top: _Directory) -> None:
-        if top.done:
-            self._stack.pop().close()
-        elif top.peek().endswith(b"/"):
-            self._descend(top)
-        else:
-            entry = top.next_entry()
-            if entry:
-                self._entries.append(entry)
-        self._hidden += top.take_hidden()
-
-    def _descend(self, top: _Directory) -> None:
-        name = top.peek()[:-1]
-        try:
-            descriptor = os.open(name, _OPEN_DIRECTORY, dir_fd=top.descriptor)
-        except (FileNotFoundError, NotADirectoryError):
-            top.skip()
-            return
-        except OSError as error:
-            if error.errno != errno.ENOTCONN:
-                raise
-            entry = top.next_entry()  # counts it as hidden, unless `stat` succeeds now
-            self._entries += [entry] if entry else []
-            return
-        below = _Directory(descriptor, top.prefix + name + b"/")
-        if below.empty:
-            self._hidden += below.take_hidden()
-            below.close()
-            entry = top.next_entry()
-            self._entries += [entry] if entry else []
-        else:
-            top.skip()
-            self._stack.append(below)
 
 
 class FileBody:

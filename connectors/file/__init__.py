@@ -1,0 +1,1 @@
+"""The connector of local directories."""

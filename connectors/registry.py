@@ -1,0 +1,146 @@
+"""The schemes that are installed: the entry points of the group `cachefs.connectors`.
+
+An entry point has the name of its scheme and names an instance of `connectors.scheme.Scheme`. A
+family `f` also has the schemes `f+anything`, unless an entry point has that whole name. If two
+distributions have one scheme, this distribution's is used; two others are an error. A plug-in that
+fails raises Unsupported, with one line that names its distribution.
+
+Imports no adapter, so that the command line can check a source without the adapter's libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import BadConfig, CacheFSError, Unsupported
+from cachefs.core.install import DISTRIBUTION, install_command
+from cachefs.core.model import UfsSpec
+from connectors.base import Connector
+from connectors.meter import Meter
+from connectors.scheme import Scheme
+
+GROUP: Final = "cachefs.connectors"
+
+
+class _Plugin(NamedTuple):
+    scheme: Scheme
+    distribution: str
+
+
+def normalise(url: str) -> str:
+    """Returns the normal form of a source. A bare absolute path is a file URL. Raises BadConfig,
+    and Unsupported for a plug-in that fails."""
+    name, rest = _split(url)
+    plugin = _find(name, url)
+    with _failures(plugin, name):
+        return plugin.scheme.normalise(name, rest)
+
+
+def known_options(url: str) -> Mapping[str, str]:
+    """Returns the options of a source's scheme, with a help line each. Raises as `normalise`."""
+    return _find(_split(url)[0], url).scheme.options
+
+
+def check_options(spec: UfsSpec) -> None:
+    """Raises BadConfig for an option that the source's scheme does not have, or a bad value."""
+    name, _ = _split(spec.url)
+    plugin = _find(name, spec.url)
+    with _failures(plugin, name):
+        plugin.scheme.check_options(spec)
+
+
+def open_adapter(spec: UfsSpec, meter: Meter) -> Connector:
+    """Returns the adapter of a source, without decorators. Raises BadConfig, and Unsupported for a
+    missing extra or a plug-in that fails."""
+    spec = UfsSpec(normalise(spec.url), spec.options)
+    check_options(spec)
+    name, _ = _split(spec.url)
+    plugin = _find(name, spec.url)
+    with _failures(plugin, name):
+        return plugin.scheme.open(spec, meter)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Returns the scheme, in lower case, and the rest of a URL."""
+    if url.startswith("/"):
+        return "file", url
+    name, separator, rest = url.partition("://")
+    if not separator:
+        remedy = f"write it with one of {_shown(entry_points(group=GROUP).names)}"
+        raise BadConfig(f"not a source: {url!r}", remedy=remedy)
+    return name.lower(), rest
+
+
+def _find(name: str, url: str) -> _Plugin:
+    """Returns the plug-in of a scheme: of the whole name, else of the family."""
+    installed = entry_points(group=GROUP)
+    family = name.partition("+")[0]
+    for wanted in dict.fromkeys((name, family)):
+        if found := list(installed.select(name=wanted)):
+            plugin = _load(_choose(wanted, found))
+            if wanted == name or plugin.scheme.is_family:
+                return plugin
+    near = difflib.get_close_matches(name, installed.names, n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]}://? " if near else ""
+    remedy = f"{meant}known: {_shown(installed.names)}"
+    raise BadConfig(f"unknown scheme {name}:// in {url!r}", remedy=remedy)
+
+
+def _choose(name: str, found: Collection[EntryPoint]) -> EntryPoint:
+    own = [point for point in found if _distribution(point) == DISTRIBUTION]
+    chosen = own or list(found)
+    if len(chosen) > 1:
+        owners = " and ".join(sorted(_distribution(point) for point in chosen))
+        raise Unsupported(f"{name}:// is a scheme of {owners}", remedy="uninstall all but one")
+    return chosen[0]
+
+
+def _load(point: EntryPoint) -> _Plugin:
+    distribution = _distribution(point)
+    try:
+        scheme = point.load()
+    except Exception as error:
+        raise _broken(point.name, distribution, "cannot be loaded", error) from error
+    if not isinstance(scheme, Scheme):
+        wrong = TypeError(f"{point.value} is no Scheme")
+        raise _broken(point.name, distribution, "cannot be loaded", wrong)
+    return _Plugin(scheme, distribution)
+
+
+@contextlib.contextmanager
+def _failures(plugin: _Plugin, name: str) -> Iterator[None]:
+    """Translates what a plug-in raises: a missing library, or an error that is not a typed one."""
+    try:
+        yield
+    except CacheFSError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            missing = (error.name or "").partition(".")[0]
+            if missing in plugin.scheme.libraries:
+                raise _missing(plugin, name) from error
+        raise _broken(name, plugin.distribution, "failed", error) from error
+
+
+def _missing(plugin: _Plugin, name: str) -> Unsupported:
+    extra = plugin.scheme.extra
+    remedy = install_command(extra, distribution=plugin.distribution)
+    return Unsupported(f"{name}:// sources need the extra {extra}", remedy=remedy)
+
+
+def _broken(name: str, distribution: str, effect: str, error: Exception) -> Unsupported:
+    lines = str(error).splitlines() or [""]
+    cause = f"the plug-in of {name}:// {effect} ({type(error).__name__}: {lines[0][:200]})"
+    return Unsupported(cause, remedy=f"update or uninstall the distribution {distribution}")
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "?"
+
+
+def _shown(names: Collection[str]) -> str:
+    return ", ".join(f"{name}://" for name in sorted(names))

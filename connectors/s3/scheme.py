@@ -1,0 +1,48 @@
+"""The scheme `s3://`: a bucket of an S3 server, or a prefix of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from cachefs.core.errors import BadConfig
+from cachefs.core.model import UfsSpec
+from connectors import keys
+from connectors.base import Connector
+from connectors.meter import Meter
+from connectors.s3.options import OPTIONS, parse_options
+from connectors.scheme import Scheme
+
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+
+
+class S3Scheme(Scheme):
+    """`s3://bucket/prefix`. Nothing is percent-decoded."""
+
+    options = OPTIONS
+    extra = "s3"
+    libraries = ("botocore", "pycurl", "urllib3")
+
+    def normalise(self, scheme: str, rest: str) -> str:
+        bucket, _, prefix = rest.partition("/")
+        prefix, url = prefix.rstrip("/"), f"{scheme}://{rest}"
+        if not _BUCKET.fullmatch(bucket):
+            remedy = "3 to 255 letters, digits, dots and hyphens"
+            raise BadConfig(f"bad bucket name {bucket!r} in {url!r}", remedy=remedy)
+        if not keys.visible_path(prefix.encode("utf-8", "surrogateescape")):
+            remedy = "no empty, '.' or '..' segments"
+            raise BadConfig(f"bad prefix {prefix!r} in {url!r}", remedy=remedy)
+        return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+
+    def check_options(self, spec: UfsSpec) -> None:
+        super().check_options(spec)
+        parse_options(spec.options)
+
+    def open(self, spec: UfsSpec, meter: Meter) -> Connector:
+        from connectors.s3.connector import S3Connector
+
+        bucket, _, prefix = spec.url.removeprefix("s3://").partition("/")
+        return S3Connector(bucket, prefix, parse_options(spec.options), meter.made)
+
+
+SCHEME: Final = S3Scheme()
