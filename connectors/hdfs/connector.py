@@ -8,6 +8,7 @@ the one that the status shows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import BadBody, NotFound, Stale, Unavailable
@@ -27,7 +28,8 @@ from connectors.pages import Pages
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader, FileStatus
 
-PIECE_BYTES: Final = 4 << 20  # the library copies a piece while it holds the GIL
+WHOLE_BYTES: Final = 4 << 20  # larger files are not read in one piece
+PACKETS_AT_ONCE: Final = 16  # of 64 KiB, usually: each has a share of the deadline of a call
 NS_PER_MS: Final = 10**6
 _DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _CAPABILITIES: Final = Capabilities(
@@ -89,7 +91,7 @@ class HdfsConnector:
         return HdfsBody(self._client, reader, shown, offset, size)
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        if version.size > PIECE_BYTES:
+        if version.size > WHOLE_BYTES:
             return read_whole_body(self.read(path, 0, version.size, version))
         shown = self._shown(path)
         return self._client.call(shown, lambda client: _read_all(client, shown, version))
@@ -144,7 +146,8 @@ def _read_all(client: Client, path: str, version: Fingerprint) -> memoryview:
 
 
 class HdfsBody:
-    """Bytes of one open file, in pieces. A reader of the library is a snapshot of the file."""
+    """Bytes of one open file, in packets of its DataNodes. A reader of the library is a snapshot of
+    the file."""
 
     def __init__(
         self, client: HdfsClient, reader: FileReader, path: str, offset: int, size: int
@@ -154,17 +157,26 @@ class HdfsBody:
         self._path = path
         self._offset = offset
         self._left = size
+        self._packets: Iterator[bytes] | None = None
 
     def __iter__(self) -> Iterator[memoryview]:
         while self._left and (reader := self._reader) is not None:
-            offset, size = self._offset, min(PIECE_BYTES, self._left)
-            data = self._client.call(self._path, lambda _: reader.read_range(offset, size))  # noqa: B023
-            if len(data) != size:
-                raise BadBody(f"{len(data)} bytes instead of {size}", path=self._path)
-            self._offset += size
-            self._left -= size
-            yield memoryview(data)
+            packets = self._client.call(self._path, lambda _: self._take(reader))  # noqa: B023
+            if not packets:
+                raise BadBody(f"the file ended {self._left} bytes early", path=self._path)
+            for packet in packets:
+                self._offset += len(packet)
+                self._left -= len(packet)
+                yield memoryview(packet)
+
+    def _take(self, reader: FileReader) -> list[bytes]:
+        """Returns the next packets. After an error the next call begins a new stream."""
+        packets = self._packets or reader.read_range_stream(self._offset, self._left)
+        self._packets = None
+        taken = list(islice(packets, PACKETS_AT_ONCE))
+        self._packets = packets
+        return taken
 
     def close(self) -> None:
-        """Ends the body after the piece that is being read."""
+        """Ends the body after the packets that are being read."""
         self._reader = None
