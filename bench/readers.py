@@ -17,7 +17,7 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -340,7 +340,8 @@ def obstore_list(spec: Spec) -> tuple[float, Done]:
 
 def main(path: str) -> None:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
-    alone = {"obstore_file": obstore_file, "obstore_files": obstore_files}
+    alone: dict[str, Callable[[Spec], tuple[float, Done]]] = {}
+    alone |= {"obstore_file": obstore_file, "obstore_files": obstore_files}
     alone |= {"obstore_to_file": obstore_to_file, "obstore_to_files": obstore_to_files}
     alone |= {"obstore_list": obstore_list}
     if spec.what.startswith("curl_"):

@@ -161,7 +161,7 @@ class HdfsBody:
 
     def __iter__(self) -> Iterator[memoryview]:
         while self._left and (reader := self._reader) is not None:
-            packets = self._client.call(self._path, lambda _: self._take(reader))  # noqa: B023
+            packets = self._client.call(self._path, lambda _: self._take(reader))
             if not packets:
                 raise BadBody(f"the file ended {self._left} bytes early", path=self._path)
             for packet in packets:
