@@ -28,8 +28,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "endpoint_url",
         Type.URL,
         "",
-        "S3 endpoint, for stores other than Amazon's.",
-        "Amazon S3",
+        "URL of the object store's server, for stores other than the cloud's own.",
+        "the cloud's own",
         commands=_SOURCES,
     ),
     Setting(
@@ -56,7 +56,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=_SOURCES,
     ),
     Setting(
-        "anonymous", Type.SWITCH, False, "Sign no requests (public buckets).", commands=_SOURCES
+        "anonymous", Type.SWITCH, False, "Send no credentials (public buckets).", commands=_SOURCES
     ),
     Setting(
         "ca_bundle",

@@ -248,6 +248,7 @@ class ChangingTree:
 def test_bytes_of_another_version_are_never_yielded(
     is_short: bool, kind: type[CacheFSError]
 ) -> None:
+    """[S-store-versions]"""
     tree = ChangingTree(is_short=is_short)
     connector = LibraryConnector(tree, VersionRule(), open_arrow("arrow+file:///", {}).capabilities)
     version = connector.stat(b"f").fingerprint
