@@ -17,7 +17,7 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -340,10 +340,13 @@ def obstore_list(spec: Spec) -> tuple[float, Done]:
 
 def main(path: str) -> None:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
-    alone: dict[str, Callable[[Spec], tuple[float, Done]]] = {}
-    alone |= {"obstore_file": obstore_file, "obstore_files": obstore_files}
-    alone |= {"obstore_to_file": obstore_to_file, "obstore_to_files": obstore_to_files}
-    alone |= {"obstore_list": obstore_list}
+    alone: Mapping[str, Callable[[Spec], tuple[float, Done]]] = {
+        "obstore_file": obstore_file,
+        "obstore_files": obstore_files,
+        "obstore_to_file": obstore_to_file,
+        "obstore_to_files": obstore_to_files,
+        "obstore_list": obstore_list,
+    }
     if spec.what.startswith("curl_"):
         from bench import curl_multi
 

@@ -88,7 +88,20 @@ class Config:
             wanted = option in keep or entry.source.startswith("flag ")
             if wanted and entry.value not in ("", False, entry.setting.default):
                 chosen[option] = "true" if entry.value is True else str(entry.value)
-        return chosen
+        return chosen | self._named_options(keep)
+
+    def _named_options(self, keep: Collection[str]) -> dict[str, str]:
+        """Returns the options that are given as NAME=VALUE."""
+        is_flag = self.values["source_options"].source.startswith("flag ")
+        named = {}
+        for text in self.items("source_options"):
+            name, separator, value = text.partition("=")
+            name = name.strip().replace("-", "_")
+            if not separator or not name:  # not shown: it may be a secret
+                raise BadConfig("--option: not NAME=VALUE", remedy="write --option NAME=VALUE")
+            if is_flag or name in keep:
+                named[name] = value.strip()
+        return named
 
 
 class TomlFile(msgspec.Struct, frozen=True):

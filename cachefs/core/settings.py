@@ -28,8 +28,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "endpoint_url",
         Type.URL,
         "",
-        "S3 endpoint, for stores other than Amazon's.",
-        "Amazon S3",
+        "URL of the object store's server, for stores other than the cloud's own.",
+        "the cloud's own",
         commands=_SOURCES,
     ),
     Setting(
@@ -56,7 +56,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=_SOURCES,
     ),
     Setting(
-        "anonymous", Type.SWITCH, False, "Sign no requests (public buckets).", commands=_SOURCES
+        "anonymous", Type.SWITCH, False, "Send no credentials (public buckets).", commands=_SOURCES
     ),
     Setting(
         "ca_bundle",
@@ -73,6 +73,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Bucket in the path or in the host name; auto: path with an endpoint URL.",
         choices=("auto", "path", "virtual"),
         commands=_SOURCES,
+    ),
+    Setting(
+        "source_options",
+        Type.LIST,
+        "",
+        "Options of the source's own scheme, each as NAME=VALUE.",
+        "none",
+        commands=_SOURCES,
+        option="option",
     ),
     Setting(
         "cache_dir",

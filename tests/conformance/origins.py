@@ -9,11 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import fsspec
+
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
 from connectors.meter import Meter
+from tests.services.azurite import ACCOUNT, KEY, AzureServer
+from tests.services.fake_gcs import GcsServer
 from tests.services.hdfs import HdfsCluster
+from tests.services.hdfs_files import write
 from tests.services.memory import MemoryConnector
 from tests.services.s3_server import S3Server
 
@@ -44,6 +49,33 @@ class FileOrigin:
 
     def delete(self, path: bytes) -> None:
         os.unlink(os.path.join(self.root, path))
+
+
+class LibraryOrigin(FileOrigin):
+    """A directory that a library's file system reads, or an S3 server with its objects in one."""
+
+    def __init__(self, root: Path, url: str, options: dict[str, str]) -> None:
+        super().__init__(root)
+        self.connector.close()
+        self.spec = UfsSpec(url, options)
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+
+class FsspecMemoryOrigin:
+    """A folder of fsspec's file system in the memory of this process."""
+
+    def __init__(self, folder: str) -> None:
+        self._files = fsspec.filesystem("memory")
+        self._root = f"/{folder}"
+        self._files.makedirs(self._root)
+        spec = UfsSpec(f"fsspec+memory://{folder}")
+        self.connector = open_connector(spec, deadline_s=5, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self._files.pipe_file(f"{self._root}/{path.decode()}", data)
+
+    def delete(self, path: bytes) -> None:
+        self._files.rm_file(f"{self._root}/{path.decode()}")
 
 
 class MemoryOrigin:
@@ -93,29 +125,69 @@ class HdfsOrigin:
         self._client = cluster.client()
         self._root = f"/{name}/data"
         self._client.mkdirs(self._root, create_parent=True)
-        self._write(f"{self._root}-not-below/x", b"other")
+        write(self._client, f"{self._root}-not-below/x", b"other")
         self.spec = UfsSpec(f"{cluster.url}{self._root}")
         self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
-        self._write(f"{self._root}/{path.decode()}", data)
-
-    def _write(self, path: str, data: bytes) -> None:
-        from hdfs_native import WriteOptions
-
-        options = WriteOptions(overwrite=True, create_parent=True)
-        with self._client.create(path, options) as file:
-            file.write(data)
+        write(self._client, f"{self._root}/{path.decode()}", data)
 
     def delete(self, path: bytes) -> None:
         assert self._client.delete(f"{self._root}/{path.decode()}")
+
+
+class GcsOrigin:
+    """As `S3Origin`, in a bucket of a fake-gcs-server."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: GcsServer, bucket: str) -> None:
+        self.server, self.bucket = server, bucket
+        server.make_bucket(bucket)
+        server.put(bucket, f"{self.prefix}-not-below/x", b"other")
+        options = {"endpoint_url": server.endpoint_url, "anonymous": "true"}
+        self.spec = UfsSpec(f"gs://{bucket}/{self.prefix}", options)
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.server.put(self.bucket, f"{self.prefix}/{below}", data)
+
+    def delete(self, path: bytes) -> None:
+        self.server.delete(self.bucket, f"{self.prefix}/{path.decode()}")
+
+
+class AzureOrigin:
+    """As `S3Origin`, in a container of azurite, read with the account's key in a file."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: AzureServer, container: str, key_file: Path) -> None:
+        self.server, self.container = server, container
+        server.make_container(container)
+        server.put(container, f"{self.prefix}-not-below/x", b"other")
+        key_file.write_text(f"{KEY}\n")
+        options = {"endpoint_url": server.endpoint_url, "account_key_file": str(key_file)}
+        self.spec = UfsSpec(f"az://{ACCOUNT}/{container}/{self.prefix}", options)
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.server.put(self.container, f"{self.prefix}/{below}", data)
+
+    def delete(self, path: bytes) -> None:
+        self.server.delete(self.container, f"{self.prefix}/{path.decode()}")
 
 
 def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
     """Puts many small files, 16 at a time, in an order that no listing has."""
     paths = list(files)
     random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin | HdfsOrigin):
+    if isinstance(origin, S3Origin | GcsOrigin | AzureOrigin | HdfsOrigin):
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda path: origin.put(path, files[path]), paths))
     else:
