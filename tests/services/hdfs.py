@@ -5,6 +5,7 @@ Each part is a process that a test may stop, kill and start again.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import shutil
@@ -165,14 +166,18 @@ class HdfsCluster:
 
     def state(self) -> dict[str, Any]:
         """What the NameNode reports of itself; empty while it does not answer."""
-        name = "Hadoop:service=NameNode,name=FSNamesystemState"
-        try:
-            url = f"http://{ADDRESS}:{self.web_port}/jmx?qry={name}"
-            with urllib.request.urlopen(url, timeout=2.0) as answer:  # loopback
-                beans = json.load(answer)["beans"]
-        except OSError:
-            return {}
-        return dict(beans[0]) if beans else {}
+        return jmx(self.web_port, "FSNamesystemState")
+
+
+def jmx(web_port: int, name: str) -> dict[str, Any]:
+    """What a NameNode reports below a name; empty while it does not answer."""
+    url = f"http://{ADDRESS}:{web_port}/jmx?qry=Hadoop:service=NameNode,name={name}"
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as answer:  # loopback
+            beans = json.load(answer)["beans"]
+    except OSError:
+        return {}
+    return dict(beans[0]) if beans else {}
 
 
 def site(properties: Mapping[str, object]) -> str:
@@ -184,7 +189,12 @@ def site(properties: Mapping[str, object]) -> str:
     return "\n".join(["<configuration>", *lines, "</configuration>", ""])
 
 
-def _common(user: str, tmp: Path) -> dict[str, object]:
+def login() -> str:
+    """The user that clients of this process are towards HDFS."""
+    return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+
+
+def common_properties(user: str, tmp: Path) -> dict[str, object]:
     groups = f"{user}=supergroup;alice=alice,team;bob=bob,team;eve=eve"
     return {
         "hadoop.tmp.dir": tmp,
@@ -224,7 +234,7 @@ def java(conf: Path, libraries: Path, main: str, *arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _format(command: list[str], log: Path) -> None:
+def format_name_node(command: list[str], log: Path) -> None:
     with log.open("wb") as output:
         subprocess.run(
             [*command, "-format", "-nonInteractive", "-force"],
@@ -239,13 +249,10 @@ def _format(command: list[str], log: Path) -> None:
 @contextlib.contextmanager
 def hdfs_cluster(directory: Path, datanodes: int = 2) -> Iterator[HdfsCluster]:
     """A cluster whose state is below `directory`. It has the user of the tests as superuser."""
-    import getpass
-
-    user = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     port, web_port = free_port(), free_port()
     libraries = jars()
     core = {"fs.defaultFS": f"hdfs://{ADDRESS}:{port}"}
-    hdfs = _common(user, directory / "tmp") | {
+    hdfs = common_properties(login(), directory / "tmp") | {
         "dfs.namenode.rpc-address": f"{ADDRESS}:{port}",
         "dfs.namenode.http-address": f"{ADDRESS}:{web_port}",
         "dfs.namenode.name.dir": f"file://{directory}/name",
@@ -258,7 +265,7 @@ def hdfs_cluster(directory: Path, datanodes: int = 2) -> Iterator[HdfsCluster]:
         command = java(write_conf(directory / name, core, own), libraries, DATANODE)
         parts.append(Part(name, command, directory / f"{name}.log", REPORTED))
     command = java(conf, libraries, NAMENODE)
-    _format(command, directory / "format.log")
+    format_name_node(command, directory / "format.log")
     namenode = Part("namenode", command, directory / "namenode.log")
     cluster = HdfsCluster(directory, port, web_port, namenode, parts)
     try:
