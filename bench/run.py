@@ -37,6 +37,7 @@ NODE = (
     "many_readers",
     "policies",
     "loads",
+    "cloud_stores",
 )
 CLUSTER = (
     "placement",
