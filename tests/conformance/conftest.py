@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.origins import FileOrigin, MemoryOrigin, Origin, OriginFactory, S3Origin
+from connectors.conformance.origin import Origin
+from tests.conformance.origins import FileOrigin, MemoryOrigin, OriginFactory, S3Origin
 from tests.conformance.transports import TRANSPORTS, Mounted
 from tests.conformance.tree import FILES, plant
 from tests.services.versitygw import ACCESS_KEY, SECRET_KEY

@@ -7,31 +7,28 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
+from connectors.call_deadline import Deadline
 from connectors.compose import decorate, open_connector
+from connectors.conformance.origin import Origin
 from connectors.meter import Meter
 from tests.services.memory import MemoryConnector
+from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
-
-
-class Origin(Protocol):
-    """A UFS whose root exists and is empty but for what a test puts."""
-
-    connector: Connector
-
-    def put(self, path: bytes, data: bytes) -> None: ...
-    def delete(self, path: bytes) -> None: ...
 
 
 class FileOrigin:
     def __init__(self, root: Path) -> None:
         self.root = os.fsencode(root)
         self._mtime_s = 1_700_000_000
-        url = f"file://{root}"
-        self.connector = open_connector(UfsSpec(url), deadline_s=5, meter=Meter())
+        self._spec = UfsSpec(f"file://{root}")
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self._spec, deadline_s=5, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         where = os.path.join(self.root, path)
@@ -48,9 +45,16 @@ class FileOrigin:
 class MemoryOrigin:
     def __init__(self, *, ordered: bool, decorated: bool = False) -> None:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
-        self.connector: Connector = self.memory
-        if decorated:
-            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), in_flight=4)
+        self._uploads = MemoryUploads()
+        self._decorated = decorated
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        made = WritableMemory(self.memory, self._uploads)
+        if not self._decorated:
+            return made
+        guarded = Deadline(made, attempt_s=5.0)
+        return decorate(guarded, deadline_s=5, meter=Meter(), in_flight=4)
 
     def put(self, path: bytes, data: bytes) -> None:
         self.memory.put(path, data)
@@ -73,7 +77,10 @@ class S3Origin:
         if server.ca_bundle:
             options["ca_bundle"] = str(server.ca_bundle)
         self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", options)
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
