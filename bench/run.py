@@ -48,6 +48,7 @@ CLUSTER = (
     "cluster_epochs",
     "load_million",
     "load_kill",
+    "unordered_listing",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 
