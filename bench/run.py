@@ -38,6 +38,7 @@ NODE = (
     "policies",
     "loads",
     "hdfs",
+    "cloud_stores",
 )
 CLUSTER = (
     "placement",
@@ -48,6 +49,7 @@ CLUSTER = (
     "cluster_epochs",
     "load_million",
     "load_kill",
+    "unordered_listing",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 

@@ -90,12 +90,12 @@ class LibraryConnector:
         self._tree.close()
 
     def check(self) -> None:
+        """Checks that the root is a directory. Lists nothing: a library would list all of it."""
         with self._translated(b""):
             found = self._tree.stat(b"")
             if found is None or not found.is_directory:
                 cause = "no such directory" if found is None else "this is a file, not a directory"
                 raise NotFound(cause, remedy="check the URL", path=self._shown(b""))
-            self._tree.names(b"")
 
     def stat(self, path: bytes) -> Entry:
         if not path:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.core.model import UfsSpec
+from connectors.conformance.origin import Origin
 from tests.conformance.origins import (
     AzureOrigin,
     FileOrigin,
     FsspecMemoryOrigin,
     GcsOrigin,
     HdfsOrigin,
-    LibraryOrigin,
     MemoryOrigin,
-    Origin,
     OriginFactory,
     S3Origin,
 )
@@ -70,19 +70,18 @@ def new_origin(
         if kind == "fsspec-sftp":
             server = request.getfixturevalue("sftp_server")
             url = f"fsspec+sftp://{USER}@127.0.0.1{root}"
-            return LibraryOrigin(root, url, server.options)
+            return FileOrigin(root, UfsSpec(url, server.options))
         if kind == "arrow-s3":
             return arrow_s3(request.getfixturevalue("s3"))
-        return LibraryOrigin(root, f"{kind.partition('-')[0]}+file://{root}", {})
+        return FileOrigin(root, UfsSpec(f"{kind.partition('-')[0]}+file://{root}"))
 
     def arrow_s3(server: S3Server) -> Origin:
         request.getfixturevalue("aws_environment")
         bucket = f"b-{prefix}-{next(numbers)}"
         server.client().create_bucket(Bucket=bucket)
         options = {"endpoint_url": server.endpoint_url, "region": server.region}
-        return LibraryOrigin(
-            server.log.parent / "objects" / bucket, f"arrow+s3://{bucket}", options
-        )
+        objects = server.log.parent / "objects" / bucket
+        return FileOrigin(objects, UfsSpec(f"arrow+s3://{bucket}", options))
 
     def make(kind: str) -> Origin:
         if kind == "file":
