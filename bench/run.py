@@ -37,6 +37,8 @@ NODE = (
     "many_readers",
     "policies",
     "loads",
+    "hdfs",
+    "cloud_stores",
 )
 CLUSTER = (
     "placement",
@@ -47,6 +49,7 @@ CLUSTER = (
     "cluster_epochs",
     "load_million",
     "load_kill",
+    "unordered_listing",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unavailable
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector, Page
 from connectors.call_threads import Call, CallThreads
 from connectors.deadline import LEAST_BYTES_PER_S, until
 from connectors.decorator import Decorator
+from connectors.writing import WRITES, Expectation, writer_of
 
 T = TypeVar("T")
 ATTEMPT_S: Final = 10.0
@@ -50,7 +51,30 @@ class Deadline(Decorator):
         return min(time.monotonic() + attempt_s, until())
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:
+        if verb in WRITES:
+            return self._write(act, 0)
         return self._threads.run(act, self._until(), _nothing)
+
+    def _write(self, act: Callable[[], T], size_bytes: int) -> T:
+        """Runs a write. Raises DeadlineExceeded, which nobody retries, if it hangs: it may happen
+        later, after whatever another attempt would write."""
+        until_s = self._until(size_bytes)
+        call = self._threads.start(act, until_s)
+        try:
+            return self._threads.wait(call, until_s)
+        except Unavailable as error:
+            if call.done.is_set():
+                raise
+            cause = "the write was not confirmed in time: it may still happen"
+            raise DeadlineExceeded(cause) from error
+
+    def put(self, path: bytes, data: memoryview, expect: Expectation) -> Fingerprint:
+        inner = writer_of(self._inner)
+        return self._write(lambda: inner.put(path, data, expect), len(data))
+
+    def put_part(self, token: bytes, number: int, data: memoryview) -> bytes:
+        inner = writer_of(self._inner)
+        return self._write(lambda: inner.put_part(token, number, data), len(data))
 
     def list_dir(self, path: bytes) -> Iterator[Page]:
         return _Listing(self._inner.list_dir(path), self._threads, self._until)

@@ -37,7 +37,7 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     delete_if: bool
     max_put_bytes: int  # of one `put`
     multipart: MultipartLimits | None
-    copy: bool  # without the bytes passing through this machine
+    copy: bool
     rename: bool  # in one step
     append: bool  # to a file that exists
 

@@ -6,7 +6,7 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from cachefs.core.model import Fingerprint
@@ -14,12 +14,14 @@ from connectors.base import Body, Connector, Entry, Page
 from connectors.capabilities import Capabilities
 from connectors.fetch.request import WholeFileRequest
 from connectors.pages import WrappedPages
+from connectors.writing import Expect, Expectation, writer_of
 
 T = TypeVar("T")
 
 
 class Decorator:
-    """A connector that delegates to another. Verbs: check, stat, list_dir, read."""
+    """A connector that delegates to another. Verbs: check, stat, list_dir, read,
+    and the methods of `connectors.writing.Writer`."""
 
     def __init__(self, inner: Connector) -> None:
         self._inner = inner
@@ -55,3 +57,37 @@ class Decorator:
 
     def close(self) -> None:
         self._inner.close()
+
+    # The writing half; each method raises Unsupported if the inner connector lacks it.
+
+    def put(self, path: bytes, data: memoryview, expect: Expectation) -> Fingerprint:
+        return self._around("put", lambda: writer_of(self._inner).put(path, data, expect))
+
+    def begin(self, path: bytes, part_bytes: int) -> bytes:
+        return self._around("begin", lambda: writer_of(self._inner).begin(path, part_bytes))
+
+    def put_part(self, token: bytes, number: int, data: memoryview) -> bytes:
+        inner = writer_of(self._inner)
+        return self._around("put_part", lambda: inner.put_part(token, number, data))
+
+    def finish(self, token: bytes, receipts: Sequence[bytes], expect: Expectation) -> Fingerprint:
+        inner = writer_of(self._inner)
+        return self._around("finish", lambda: inner.finish(token, receipts, expect))
+
+    def abort(self, token: bytes) -> None:
+        self._around("abort", lambda: writer_of(self._inner).abort(token))
+
+    def copy(
+        self, source: bytes, version: Fingerprint, target: bytes, expect: Expectation
+    ) -> Fingerprint:
+        inner = writer_of(self._inner)
+        return self._around("copy", lambda: inner.copy(source, version, target, expect))
+
+    def rename(self, source: bytes, target: bytes, expect: Expectation) -> None:
+        self._around("rename", lambda: writer_of(self._inner).rename(source, target, expect))
+
+    def delete(self, path: bytes, expect: Expectation) -> None:
+        self._around("delete", lambda: writer_of(self._inner).delete(path, expect))
+
+    def mkdir(self, path: bytes, expect: Expect) -> None:
+        self._around("mkdir", lambda: writer_of(self._inner).mkdir(path, expect))

@@ -1,8 +1,9 @@
 """Counters of an origin: requests and seconds by verb, errors by code, body bytes, connections,
 handshakes.
 
-Verbs: check, stat, list_dir (once per page), read. A retry counts again. The seconds
-of a read are those until its first bytes plus those of its chunks.
+Verbs: check, stat, list_dir (once per page), read, and the methods of `connectors.writing.Writer`.
+A retry counts again. The seconds of a read are those until its first bytes plus those of its
+chunks.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Metered(Decorator):
         except CacheFSError as error:
             self._meter.request(verb, self._clock() - started, error.code)
             raise
-        if result is not None or verb == "check":  # None: the end of a listing, not a request
+        if result is not None or verb != "list_dir":  # None: the end of a listing, not a request
             self._meter.request(verb, self._clock() - started)
         self._meter.hidden(getattr(result, "hidden", 0))
         return result

@@ -4,6 +4,15 @@ whole call. Only `retryable` errors are retried, and only here. The caller's dea
 
 A body is retried up to its first bytes. If it fails later it raises BadBody or Unreachable, and the
 caller requests the pages it lacks. `read_all` is retried as a whole.
+
+A write that failed with a retryable error may have happened. If a repeated write then meets a file
+that it did not expect, the file may be its own:
+- `put`: if the file has the bytes of the call, the call succeeded. Another writer of the same bytes
+  is not distinguished: a lock file needs a content of its own.
+- `delete`: if the file is gone, the call succeeded.
+- `finish`: the adapter recognises its own upload.
+- `copy`, `mkdir`: the error says that an earlier attempt of the call may have done it.
+- `rename` is never repeated.
 """
 
 from __future__ import annotations
@@ -11,12 +20,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from random import SystemRandom
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import AlreadyExists, CacheFSError, NotFound, Stale
+from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.deadline import until
 from connectors.decorator import Decorator
+from connectors.writing import WRITES, Expectation, writer_of
 
 T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
@@ -50,6 +61,35 @@ class Retry(Decorator):
         self._rng = rng or SystemRandom().random
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:
+        if verb == "rename":
+            return act()
+        return self._repeat(verb, act, _unknown)
+
+    def put(self, path: bytes, data: memoryview, expect: Expectation) -> Fingerprint:
+        inner = writer_of(self._inner)
+
+        def own(error: CacheFSError) -> Fingerprint:
+            found = _version_at(self._inner, path)
+            if found is None or found.size != len(data):
+                raise _doubted(error) from error
+            if self._inner.read_all(path, found) != data:
+                raise _doubted(error) from error
+            return found
+
+        return self._repeat("put", lambda: inner.put(path, data, expect), own)
+
+    def delete(self, path: bytes, expect: Expectation) -> None:
+        inner = writer_of(self._inner)
+
+        def own(error: CacheFSError) -> None:
+            if not isinstance(error, NotFound):
+                raise _doubted(error) from error
+
+        self._repeat("delete", lambda: inner.delete(path, expect), own)
+
+    def _repeat(self, verb: str, act: Callable[[], T], own: Callable[[CacheFSError], T]) -> T:
+        """Returns the result of the first attempt that succeeds. If a repeated write meets what it
+        did not expect, `own(error)` returns the result of an earlier attempt, or raises."""
         patience_s = self._deadline_s
         if verb == "check":
             patience_s = min(patience_s, CHECK_DEADLINE_S)
@@ -58,6 +98,10 @@ class Retry(Decorator):
         while True:
             try:
                 return act()
+            except (AlreadyExists, NotFound, Stale) as error:
+                if not attempt or verb not in WRITES:
+                    raise
+                return own(error)
             except CacheFSError as error:
                 wait_s = pause_s(attempt, self._rng())
                 if not error.retryable or self._clock() + wait_s >= ends:
@@ -67,6 +111,24 @@ class Retry(Decorator):
 
     def _body(self, open_body: Callable[[], Body]) -> Body:
         return self._around("read", lambda: StartedBody(open_body()))
+
+
+def _version_at(connector: Connector, path: bytes) -> Fingerprint | None:
+    """Returns the version of a file, or None if there is none."""
+    try:
+        return connector.stat(path).fingerprint
+    except NotFound:
+        return None
+
+
+def _doubted(error: CacheFSError) -> CacheFSError:
+    """Returns the error of a write whose earlier attempts may have happened."""
+    cause = f"{error.cause} (an earlier attempt of this call may have done it)"
+    return type(error)(cause, remedy=error.remedy, path=error.path, request_id=error.request_id)
+
+
+def _unknown(error: CacheFSError) -> NoReturn:
+    raise _doubted(error) from error
 
 
 class StartedBody:

@@ -116,6 +116,20 @@ class Interrupted(CacheFSError):
     errno = errno.EINTR
 
 
+class AlreadyExists(CacheFSError):
+    """The name is taken, and the caller wanted to create it."""
+
+    code = "already-exists"
+    errno = errno.EEXIST
+
+
+class NotEmpty(CacheFSError):
+    """A directory that has entries cannot be removed."""
+
+    code = "not-empty"
+    errno = errno.ENOTEMPTY
+
+
 class NotADirectory(CacheFSError):
     code = "not-a-directory"
     errno = errno.ENOTDIR

@@ -13,8 +13,8 @@ SOURCE_SETTINGS: Final[tuple[Setting, ...]] = (
         "endpoint_url",
         Type.URL,
         "",
-        "S3 endpoint, for stores other than Amazon's.",
-        "Amazon S3",
+        "URL of the object store's server, for stores other than the cloud's own.",
+        "the cloud's own",
         commands=SOURCE_COMMANDS,
     ),
     Setting(
@@ -44,7 +44,7 @@ SOURCE_SETTINGS: Final[tuple[Setting, ...]] = (
         "anonymous",
         Type.SWITCH,
         False,
-        "Sign no requests (public buckets).",
+        "Send no credentials (public buckets).",
         commands=SOURCE_COMMANDS,
     ),
     Setting(

@@ -6,6 +6,7 @@ Options name files and never hold a secret. Files are read again when they chang
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -81,7 +82,7 @@ class AzureCredentials:
                 self._chain = _open_chain(self._options)
             found = self._chain.get_token(SCOPE)
         except ClientAuthenticationError as error:
-            raise _no_identity(error) from error
+            raise no_identity(error) from error
         except AzureError as error:
             cause = f"no token can be fetched ({_first_line(error)})"
             raise Unreachable(cause, remedy="check the network") from error
@@ -131,6 +132,8 @@ def _secret(path: str, variable: str) -> str:
 def _open_chain(options: AzureOptions) -> Any:
     from azure.identity import DefaultAzureCredential
 
+    # It warns of each failure in ten lines, which `no_identity` makes one.
+    logging.getLogger("azure.identity").setLevel(logging.ERROR)
     return DefaultAzureCredential(
         managed_identity_client_id=options.client_id or None,
         exclude_shared_token_cache_credential=True,
@@ -145,12 +148,13 @@ def _open_chain(options: AzureOptions) -> Any:
     )
 
 
-def _no_identity(error: BaseException) -> CredentialsMissing:
-    from azure.identity import CredentialUnavailableError
-
-    if isinstance(error, CredentialUnavailableError) or "DefaultAzureCredential" in str(error):
+def no_identity(error: BaseException) -> CredentialsMissing:
+    """Returns the error of a chain that gave no token. Its message has a line for each attempt, and
+    it ends at the first one that has credentials which do not work."""
+    failed = [line.strip() for line in str(error).splitlines() if "Authentication failed" in line]
+    if not failed:
         return CredentialsMissing("no Azure credentials were found", remedy=NO_CREDENTIALS)
-    cause = f"the credentials cannot be renewed ({_first_line(error)})"
+    cause = f"the credentials cannot be renewed ({failed[0][:200]})"
     return CredentialsMissing(cause, remedy=RENEW)
 
 

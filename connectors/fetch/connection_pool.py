@@ -111,7 +111,8 @@ class FetchBody:
 
     def _receive_head(self, lane: CurlConnection) -> tuple[Head, bytes]:
         exchange, now = lane.exchange, time.monotonic()
-        until_s = max(now + LEAST_WAIT_S, min(now + SILENCE_LIMIT_S, until()))
+        limit_s = SILENCE_LIMIT_S + self._get.sent_bytes / LEAST_BYTES_PER_S
+        until_s = max(now + LEAST_WAIT_S, min(now + limit_s, until()))
         lane.wait(lambda: exchange.head is not None and exchange.head.is_success, until_s)
         if exchange.head is not None and exchange.head.status != 407:
             # The status suffices, even if the body of an error reply is incomplete.

@@ -28,7 +28,7 @@ _NAMES: Final = {
 
 
 class HttpRequest(NamedTuple):
-    """A GET or HEAD request. `options` are libcurl's, by number: certificates, proxy, signature."""
+    """A request. `options` are libcurl's, by number: method, certificates, proxy, signature."""
 
     url: str
     headers: Sequence[str]  # lines without their ends
@@ -36,6 +36,7 @@ class HttpRequest(NamedTuple):
     options: Mapping[int, Any]
     answer: Sequence[tuple[str, str]] = ()  # required headers of the reply; names in lower case
     is_limit: bool = False  # True: `size` is a maximum
+    sent_bytes: int = 0  # of the request's own body, for the time-out of the reply
 
     def is_answer(self, head: Head | None) -> bool:
         """Returns whether this is the head of the expected reply."""

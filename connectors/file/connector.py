@@ -1,5 +1,5 @@
-"""The read-only connector of a local (or NFS) directory: `file:///path`. It never leaves its root:
-it opens the directories of a path one after the other, without following symbolic links.
+"""The reading half of the connector of a local (or NFS) directory: `file:///path`. It never leaves
+its root: it opens the directories of a path one after the other, without following symbolic links.
 
 The etag of a file is its inode number (0 on a FUSE file system, which may change the number) and
 its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime of the files they write; no program sets
@@ -48,7 +48,8 @@ _KINDS: Final = {
     stat.S_IFDIR: Kind.DIRECTORY,
     stat.S_IFLNK: Kind.SYMLINK,
 }
-_CAPABILITIES: Final = Capabilities(
+TEMPORARY: Final = b".cachefs-tmp-"  # how the names of files that are being written start; hidden
+READING: Final = Capabilities(
     ordered_listings=True,
     directories=True,
     posix_attributes=True,
@@ -59,6 +60,14 @@ _CAPABILITIES: Final = Capabilities(
 )
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+_OF_WRITES: Final[dict[int | None, type[CacheFSError]]] = {
+    errno.EDQUOT: errors.NoSpace,
+    errno.EEXIST: errors.AlreadyExists,
+    errno.EISDIR: errors.IsADirectory,
+    errno.ENOSPC: errors.NoSpace,
+    errno.ENOTEMPTY: errors.NotEmpty,
+    errno.EROFS: errors.ReadOnly,
+}
 _PASSING: Final = frozenset(
     {
         errno.EAGAIN,
@@ -76,7 +85,8 @@ _PASSING: Final = frozenset(
 
 
 class FileConnector:
-    """A directory tree. Special files (sockets, devices, pipes) are counted as hidden."""
+    """A directory tree. Special files (sockets, devices, pipes) are counted as hidden; files that
+    are being written are not there."""
 
     def __init__(
         self,
@@ -92,7 +102,7 @@ class FileConnector:
 
     @property
     def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+        return READING
 
     def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         return None
@@ -132,7 +142,7 @@ class FileConnector:
         if offset < 0 or size < 0 or offset + size > version.size:
             raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
         with self._classified(path), self._parent(path) as (directory, name):
-            descriptor = _open_file(directory, name, self._shown(path))
+            descriptor = open_file(directory, name, self._shown(path))
         body = FileBody(descriptor, offset, size, version, self._shown(path))
         try:
             wait_ns = ctime_wait_ns(body.compare(), self._clock_ns())
@@ -163,7 +173,7 @@ class FileConnector:
         for name in path.split(b"/") if path else ():
             above = directory
             try:
-                directory = os.open(name, _OPEN_DIRECTORY, dir_fd=above)
+                directory = open_below(above, name)
             finally:
                 os.close(above)
         return directory
@@ -172,7 +182,7 @@ class FileConnector:
     def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
         """Yields a descriptor of a path's directory, open in the block, and the last segment."""
         above, _, name = path.rpartition(b"/")
-        if not name or not keys.visible_path(path):
+        if not name or not keys.visible_path(path) or name.startswith(TEMPORARY):
             raise NotFound("no such file or directory", path=self._shown(path))
         directory = self._open_directory(above)
         try:
@@ -196,6 +206,8 @@ def classify(error: OSError, path: str) -> CacheFSError:
     cause = os.strerror(error.errno or errno.EIO).lower()
     if error.errno in _GONE:
         return errors.NotFound(cause, path=path)
+    if error.errno in _OF_WRITES:
+        return _OF_WRITES[error.errno](cause, path=path)
     if error.errno in _DENIED:
         return errors.AccessDenied(cause, path=path)
     if error.errno in _PASSING:
@@ -203,7 +215,12 @@ def classify(error: OSError, path: str) -> CacheFSError:
     return errors.OriginError(cause, path=path)
 
 
-def _open_file(directory: int, name: bytes, path: str) -> int:
+def open_below(directory: int, name: bytes) -> int:
+    """Returns a descriptor of a directory in a directory, which is no symbolic link."""
+    return os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
+
+
+def open_file(directory: int, name: bytes, path: str) -> int:
     try:
         return os.open(name, _OPEN_FILE, dir_fd=directory)
     except OSError as error:
@@ -220,7 +237,7 @@ def ctime_wait_ns(ctime_ns: int, now_ns: int) -> int:
     return grain_ns - age_ns if abs(age_ns) < grain_ns else 0
 
 
-def _fingerprint(found: os.stat_result) -> Fingerprint | None:
+def fingerprint_of(found: os.stat_result) -> Fingerprint | None:
     """Returns the fingerprint, or None for a special file. A symbolic link needs no etag, since its
     target is compared."""
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
@@ -235,7 +252,7 @@ def _fingerprint(found: os.stat_result) -> Fingerprint | None:
     return Fingerprint(kind, found.st_size, clamped_ns(found.st_mtime_ns), etag)
 
 
-def _is_version(found: Fingerprint | None, version: Fingerprint) -> bool:
+def is_version(found: Fingerprint | None, version: Fingerprint) -> bool:
     """Returns whether the fingerprints match. A version that an earlier release stored has no etag:
     then only length and mtime are compared."""
     if found is not None and not version.etag:
@@ -246,7 +263,7 @@ def _is_version(found: Fingerprint | None, version: Fingerprint) -> bool:
 def _entry(directory: int, name: bytes) -> Entry | None:
     """Returns the entry of a name in a directory; None for a special file."""
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    fingerprint = _fingerprint(found)
+    fingerprint = fingerprint_of(found)
     if fingerprint is None:
         return None
     target = b""
@@ -274,9 +291,12 @@ class _Directory:
     def _scan(self) -> Iterator[bytes]:
         with os.scandir(self.descriptor) as found:
             for item in found:
+                name = os.fsencode(item.name)
+                if name.startswith(TEMPORARY):
+                    continue
                 is_directory = item.is_dir(follow_symlinks=False)
                 if is_directory or item.is_file(follow_symlinks=False) or item.is_symlink():
-                    yield order_key(os.fsencode(item.name), is_directory)
+                    yield order_key(name, is_directory)
                 else:
                     self._hidden += 1
 
@@ -359,7 +379,7 @@ class FileBody:
             found = os.fstat(self._descriptor)
         except OSError as error:
             raise classify(error, self._path) from error
-        if not _is_version(_fingerprint(found), self._version):
+        if not is_version(fingerprint_of(found), self._version):
             raise Stale("the file is another version now", path=self._path)
         return found.st_ctime_ns
 

@@ -23,9 +23,9 @@ class FileScheme(Scheme):
         return f"file:///{os.path.normpath(path).lstrip('/')}"
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
-        from connectors.file.connector import FileConnector
+        from connectors.file.writer import FileWriter
 
-        return FileConnector(spec.url.removeprefix("file://"))
+        return FileWriter(spec.url.removeprefix("file://"))
 
 
 SCHEME: Final = FileScheme()

@@ -27,8 +27,9 @@ from connectors.library.tree import DIRECTORY, LibraryTree, VersionRule
 from connectors.pages import Pages
 
 PAGE_ENTRIES: Final = 1000
-PART_BYTES: Final = 4 << 20  # of one read of the library; then the version is compared
-CHUNK_BYTES: Final = 1 << 20
+# Of one read of the library, after which the version is compared. Over a far connection it has to
+# fit into the deadline of a call: sftp waits for each 32 KiB.
+PART_BYTES: Final = 1 << 20
 # The protocols of fsspec whose facts hold an etag or a generation.
 _WITH_VERSIONS: Final = frozenset({"abfs", "az", "gcs", "gs", "s3", "s3a"})
 _CAPABILITIES: Final = Capabilities(
@@ -89,12 +90,12 @@ class LibraryConnector:
         self._tree.close()
 
     def check(self) -> None:
+        """Checks that the root is a directory. Lists nothing: a library would list all of it."""
         with self._translated(b""):
             found = self._tree.stat(b"")
             if found is None or not found.is_directory:
                 cause = "no such directory" if found is None else "this is a file, not a directory"
                 raise NotFound(cause, remedy="check the URL", path=self._shown(b""))
-            self._tree.names(b"")
 
     def stat(self, path: bytes) -> Entry:
         if not path:
@@ -187,13 +188,9 @@ class PartsBody:
         while self._left > 0:
             size = min(PART_BYTES, self._left)
             part = self._connector.read_part(self._path, self._offset, size, self._version)
-            for start in range(0, size, CHUNK_BYTES):
-                if self._left <= 0:
-                    return
-                chunk = part[start : start + CHUNK_BYTES]
-                self._offset += len(chunk)
-                self._left -= len(chunk)
-                yield chunk
+            self._offset += size
+            self._left -= size
+            yield part
 
     def close(self) -> None:
         """Ends the iteration at its next chunk. Does not interrupt a read of the library."""

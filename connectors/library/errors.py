@@ -7,6 +7,7 @@ an HTTP reply, and a few names of classes.
 from __future__ import annotations
 
 import errno
+import re
 from typing import Final
 
 from cachefs.core import errors
@@ -25,6 +26,8 @@ _LOGINS: Final = frozenset(
         "PasswordRequiredException",
     }
 )
+_USER: Final = re.compile(r"//[^/@\s]*@")
+_QUERY: Final = re.compile(r"([\w+.-]+://[^\s?'\"]*)\?[^\s'\"]*")
 _HOPELESS: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
@@ -78,4 +81,6 @@ def _by_status(status: int, error: Exception, path: str) -> CacheFSError:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+    """Returns the first line of the message. Libraries show URLs with the secrets in them."""
+    text = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return _QUERY.sub(r"\1", _USER.sub("//", text))[:300]

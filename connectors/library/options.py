@@ -17,7 +17,10 @@ from cachefs.core.errors import BadConfig, CredentialsMissing
 
 FIXED: Final = "files_never_change"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_SECRET: Final = re.compile(r"pass(word|phrase|wd)?$|secret|token|(^|_)key$|access_key|pkey", re.I)
+_SECRET: Final = re.compile(
+    r"pass(word|phrase|wd)?$|secret|token|credential|connection_string|(^|_)key$|access_key|pkey",
+    re.I,
+)
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 _REFERENCES: Final = ("file:", "env:")
 # These keep bytes or listings, so that a change would not be seen, or have no listings.

@@ -34,7 +34,7 @@ from connectors.small_read_choice import SmallReadChoice
 PAGE_KEYS: Final = 1000
 REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
 NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
-_CAPABILITIES: Final = Capabilities(
+READING: Final = Capabilities(
     ordered_listings=True,
     directories=False,
     posix_attributes=False,
@@ -65,7 +65,7 @@ class S3Connector:
 
     @property
     def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+        return READING
 
     def close(self) -> None:
         self._turns.close()

@@ -31,7 +31,9 @@ _REGION: Final = frozenset(
         "TemporaryRedirect",
     }
 )
-_PASSING: Final = frozenset({"RequestTimeout", "OperationAborted", "InternalError"})
+_PASSING: Final = frozenset(
+    {"RequestTimeout", "OperationAborted", "InternalError", "ConditionalRequestConflict"}
+)
 # Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
 XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
@@ -90,6 +92,10 @@ def _by_code(failure: S3Failure) -> _Verdict | None:
         return errors.OriginError, f"wrong region{wanted} ({details})", WRONG_REGION
     if code == "InvalidBucketName":
         return errors.NotFound, "no bucket can have this name", "check the bucket's name"
+    if code == "NotImplemented":
+        return errors.Unsupported, f"the server lacks this operation ({details})", ""
+    if code == "EntityTooLarge":
+        return errors.Unsupported, "the file is larger than the store accepts", ""
     if code in _THROTTLED:
         return errors.Throttled, f"the origin throttles requests ({details})", ""
     if code in _PASSING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -69,6 +69,25 @@ class Requests:
         pairs = (f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in query.items())
         url = f"{self._url}?{'&'.join(sorted(pairs))}"
         return HttpRequest(url, self._headers, LISTING_BYTES, self._options, is_limit=True)
+
+    def write(
+        self,
+        method: str,
+        key: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Sequence[str] = (),
+        data: bytes | memoryview = b"",
+    ) -> HttpRequest:
+        """Returns a request that changes the bucket; `data` is its body."""
+        pairs = (f"{n}={quote(v, safe=_QUERY_SAFE)}" for n, v in sorted((query or {}).items()))
+        url = f"{self._url_of(key)}?{'&'.join(pairs)}" if query else self._url_of(key)
+        options = {**self._options, pycurl.CUSTOMREQUEST: method}
+        if method != "DELETE":
+            options |= {pycurl.POSTFIELDSIZE_LARGE: len(data), pycurl.POSTFIELDS: bytes(data)}
+            headers = (*headers, "Content-Type: application/octet-stream", "Expect:")
+        lines = (*self._headers, *headers)
+        return HttpRequest(url, lines, LISTING_BYTES, options, is_limit=True, sent_bytes=len(data))
 
     def _url_of(self, key: str) -> str:
         return f"{self._url}/{quote(key, safe=_KEY_SAFE)}" if key else self._url

@@ -39,10 +39,10 @@ class S3Scheme(Scheme):
         parse_options(spec.options)
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
-        from connectors.s3.connector import S3Connector
+        from connectors.s3.writer import S3Writer
 
         bucket, _, prefix = spec.url.removeprefix("s3://").partition("/")
-        return S3Connector(bucket, prefix, parse_options(spec.options), meter.made)
+        return S3Writer(bucket, prefix, parse_options(spec.options), meter.made)
 
 
 SCHEME: Final = S3Scheme()

@@ -48,7 +48,8 @@ class Preview:
     def run(self) -> None:
         """Compares all pages. Raises the connector's errors, and Stale when the sync has ended."""
         pages, asked_at = Pages(), self._clock()
-        for page in listed(self._place, may_be_absent=self._may_be_absent):
+        scratch = self._store.scratch
+        for page in listed(self._place, scratch, may_be_absent=self._may_be_absent):
             if self._over():
                 raise Stale("the comparison was ended")
             self.empty = self.empty and not (page.entries or page.hidden)

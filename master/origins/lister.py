@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cachefs.core.errors import InUse, NotFound
-from cachefs.core.model import Kind
-from connectors.base import Connector, Entry, Page, order_key
+from connectors.base import Page
+from connectors.sorted_pages import sorted_pages
 from master.state.merge import Batch, Pages
 from master.store.comparison import Compared
 from master.store.transaction import Merged, Transaction, transact
@@ -18,8 +18,6 @@ from master.tree import Place
 
 if TYPE_CHECKING:
     from master.origins.syncer import Listing, Syncer
-
-SORTED_PAGE: Final = 1000
 
 
 class Watcher(Protocol):
@@ -67,7 +65,7 @@ class Lister:
         or its source was removed during the listing."""
         written: _Part | None = None
         try:
-            for page in listed(self._place, may_be_absent=self._may_be_absent):
+            for page in self._listed():
                 batch = self._pages.add(page.entries, page.hidden)
                 self._hidden += batch.hidden
                 self.empty = self.empty and not (page.entries or page.hidden)
@@ -84,6 +82,10 @@ class Lister:
                 self._settle(written)
         # The end is written last: a failed write must not leave a listing marked as complete.
         self._settle(self._write(*last))
+
+    def _listed(self) -> Iterator[Page]:
+        scratch = self._syncer.store.scratch
+        return listed(self._place, scratch, may_be_absent=self._may_be_absent)
 
     def _write(self, batch: Batch, end: Batch | None = None) -> _Part:
         """Queues the write of a page. The same transaction writes the listing's end if it could
@@ -140,29 +142,16 @@ class Lister:
                 self._loop.call_soon_threadsafe(self._syncer.directories_removed)
 
 
-def listed(place: Place, *, may_be_absent: bool) -> Iterator[Page]:
+def listed(place: Place, scratch: str | None, *, may_be_absent: bool) -> Iterator[Page]:
     """Yields the pages of a directory in order. A directory that the origin lacks yields no page if
-    `may_be_absent` (a mount below holds it)."""
+    `may_be_absent` (a mount below holds it). `scratch`: as of `sorted_pages`."""
+    connector = place.mount.connector
     try:
-        yield from ordered_pages(place.mount.connector, place.path)
+        pages = connector.list_dir(place.path)
+        if connector.capabilities.ordered_listings:
+            yield from pages
+        else:
+            yield from sorted_pages(pages, scratch)
     except NotFound:
         if not may_be_absent:
             raise
-
-
-def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
-    """Yields the pages of a listing in order; an unordered listing is sorted in memory."""
-    if connector.capabilities.ordered_listings:
-        yield from connector.list_dir(path)
-        return
-    entries: list[Entry] = []
-    hidden = 0
-    for page in connector.list_dir(path):
-        entries += page.entries
-        hidden += page.hidden
-    entries.sort(key=lambda e: order_key(e.name, e.fingerprint.kind is Kind.DIRECTORY))
-    if hidden:
-        yield Page([], hidden)
-    for start in range(0, len(entries), SORTED_PAGE):
-        last = start + SORTED_PAGE >= len(entries)
-        yield Page(entries[start : start + SORTED_PAGE], last=last)

@@ -60,9 +60,11 @@ class Writer(Reader, Protocol):
 
 
 class Store(Protocol):
-    """An open engine. Thread-safe. `failure`: the error of the last commit; "" if it succeeded."""
+    """An open engine. Thread-safe. `failure`: the error of the last commit; "" if it succeeded.
+    `scratch`: a private directory for temporary files; None: the system's."""
 
     failure: str
+    scratch: str | None
 
     def snapshot(self) -> AbstractContextManager[Reader]: ...
 

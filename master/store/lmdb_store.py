@@ -104,6 +104,7 @@ class LmdbStore:
         _make_directory(directory)
         refuse_network(file_system_magic(directory), directory)
         self.directory = directory
+        self.scratch: str | None = str(directory)
         self.failure = ""
         self._owner_fd = _own(directory)
         try:

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.core.model import UfsSpec
+from connectors.conformance.origin import Origin
 from tests.conformance.origins import (
     AzureOrigin,
     FileOrigin,
     FsspecMemoryOrigin,
     GcsOrigin,
-    LibraryOrigin,
+    HdfsOrigin,
     MemoryOrigin,
-    Origin,
     OriginFactory,
     S3Origin,
 )
@@ -51,7 +52,7 @@ def new_origin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
-    s3-versitygw, s3-versitygw-tls, s3-moto, gcs, azure, fsspec-local, fsspec-memory,
+    s3-versitygw, s3-versitygw-tls, s3-moto, gcs, azure, hdfs, fsspec-local, fsspec-memory,
     fsspec-sftp, arrow-local, arrow-s3."""
     servers = {"s3-versitygw": "s3", "s3-versitygw-tls": "s3_tls", "s3-moto": "moto"}
     numbers = itertools.count(1)
@@ -69,19 +70,18 @@ def new_origin(
         if kind == "fsspec-sftp":
             server = request.getfixturevalue("sftp_server")
             url = f"fsspec+sftp://{USER}@127.0.0.1{root}"
-            return LibraryOrigin(root, url, server.options)
+            return FileOrigin(root, UfsSpec(url, server.options))
         if kind == "arrow-s3":
             return arrow_s3(request.getfixturevalue("s3"))
-        return LibraryOrigin(root, f"{kind.partition('-')[0]}+file://{root}", {})
+        return FileOrigin(root, UfsSpec(f"{kind.partition('-')[0]}+file://{root}"))
 
     def arrow_s3(server: S3Server) -> Origin:
         request.getfixturevalue("aws_environment")
         bucket = f"b-{prefix}-{next(numbers)}"
         server.client().create_bucket(Bucket=bucket)
         options = {"endpoint_url": server.endpoint_url, "region": server.region}
-        return LibraryOrigin(
-            server.log.parent / "objects" / bucket, f"arrow+s3://{bucket}", options
-        )
+        objects = server.log.parent / "objects" / bucket
+        return FileOrigin(objects, UfsSpec(f"arrow+s3://{bucket}", options))
 
     def make(kind: str) -> Origin:
         if kind == "file":
@@ -91,6 +91,9 @@ def new_origin(
         elif kind.startswith(("fsspec", "arrow")):
             root = tmp_path_factory.mktemp("origin")
             origin = of_library(kind, root)
+        elif kind == "hdfs":
+            cluster = request.getfixturevalue("hdfs")
+            origin = HdfsOrigin(cluster, f"{prefix}-{next(numbers)}")
         elif kind == "gcs":
             server = request.getfixturevalue("gcs_server")
             origin = GcsOrigin(server, f"b-{prefix}-{next(numbers)}")

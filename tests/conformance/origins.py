@@ -7,35 +7,35 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import fsspec
 
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
+from connectors.call_deadline import Deadline
 from connectors.compose import decorate, open_connector
+from connectors.conformance.origin import Origin
 from connectors.meter import Meter
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
+from tests.services.hdfs import HdfsCluster
+from tests.services.hdfs_files import write
 from tests.services.memory import MemoryConnector
+from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
 
 
-class Origin(Protocol):
-    """A UFS whose root exists and is empty but for what a test puts."""
-
-    connector: Connector
-
-    def put(self, path: bytes, data: bytes) -> None: ...
-    def delete(self, path: bytes) -> None: ...
-
-
 class FileOrigin:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, spec: UfsSpec | None = None) -> None:
+        """`spec`: another source that reads this directory."""
         self.root = os.fsencode(root)
         self._mtime_s = 1_700_000_000
-        url = f"file://{root}"
-        self.connector = open_connector(UfsSpec(url), deadline_s=5, meter=Meter())
+        self._spec = spec or UfsSpec(f"file://{root}")
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self._spec, deadline_s=5, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         where = os.path.join(self.root, path)
@@ -49,16 +49,6 @@ class FileOrigin:
         os.unlink(os.path.join(self.root, path))
 
 
-class LibraryOrigin(FileOrigin):
-    """A directory that a library's file system reads, or an S3 server with its objects in one."""
-
-    def __init__(self, root: Path, url: str, options: dict[str, str]) -> None:
-        super().__init__(root)
-        self.connector.close()
-        self.spec = UfsSpec(url, options)
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
-
-
 class FsspecMemoryOrigin:
     """A folder of fsspec's file system in the memory of this process."""
 
@@ -66,8 +56,11 @@ class FsspecMemoryOrigin:
         self._files = fsspec.filesystem("memory")
         self._root = f"/{folder}"
         self._files.makedirs(self._root)
-        spec = UfsSpec(f"fsspec+memory://{folder}")
-        self.connector = open_connector(spec, deadline_s=5, meter=Meter())
+        self._spec = UfsSpec(f"fsspec+memory://{folder}")
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self._spec, deadline_s=5, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self._files.pipe_file(f"{self._root}/{path.decode()}", data)
@@ -79,9 +72,16 @@ class FsspecMemoryOrigin:
 class MemoryOrigin:
     def __init__(self, *, ordered: bool, decorated: bool = False) -> None:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
-        self.connector: Connector = self.memory
-        if decorated:
-            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), in_flight=4)
+        self._uploads = MemoryUploads()
+        self._decorated = decorated
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        made = WritableMemory(self.memory, self._uploads)
+        if not self._decorated:
+            return made
+        guarded = Deadline(made, attempt_s=5.0)
+        return decorate(guarded, deadline_s=5, meter=Meter(), in_flight=4)
 
     def put(self, path: bytes, data: bytes) -> None:
         self.memory.put(path, data)
@@ -104,7 +104,10 @@ class S3Origin:
         if server.ca_bundle:
             options["ca_bundle"] = str(server.ca_bundle)
         self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", options)
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
@@ -114,6 +117,24 @@ class S3Origin:
 
     def delete(self, path: bytes) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
+
+
+class HdfsOrigin:
+    """A directory of a cluster, whose neighbour must not be seen."""
+
+    def __init__(self, cluster: HdfsCluster, name: str) -> None:
+        self._client = cluster.client()
+        self._root = f"/{name}/data"
+        self._client.mkdirs(self._root, create_parent=True)
+        write(self._client, f"{self._root}-not-below/x", b"other")
+        self.spec = UfsSpec(f"{cluster.url}{self._root}")
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        write(self._client, f"{self._root}/{path.decode()}", data)
+
+    def delete(self, path: bytes) -> None:
+        assert self._client.delete(f"{self._root}/{path.decode()}")
 
 
 class GcsOrigin:
@@ -127,7 +148,10 @@ class GcsOrigin:
         server.put(bucket, f"{self.prefix}-not-below/x", b"other")
         options = {"endpoint_url": server.endpoint_url, "anonymous": "true"}
         self.spec = UfsSpec(f"gs://{bucket}/{self.prefix}", options)
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
@@ -151,7 +175,10 @@ class AzureOrigin:
         key_file.write_text(f"{KEY}\n")
         options = {"endpoint_url": server.endpoint_url, "account_key_file": str(key_file)}
         self.spec = UfsSpec(f"az://{ACCOUNT}/{container}/{self.prefix}", options)
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
@@ -167,7 +194,7 @@ def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
     """Puts many small files, 16 at a time, in an order that no listing has."""
     paths = list(files)
     random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin | GcsOrigin | AzureOrigin):
+    if isinstance(origin, S3Origin | GcsOrigin | AzureOrigin | HdfsOrigin):
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda path: origin.put(path, files[path]), paths))
     else:

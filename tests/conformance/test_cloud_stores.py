@@ -157,7 +157,8 @@ def test_a_wrong_key(blobs: AzureServer, tmp_path: Path) -> None:
 
 
 def test_replaced_and_deleted_are_told_apart(gcs_server: GcsServer, blobs: AzureServer) -> None:
-    """Google answers 404 for a replaced generation, Azure 412 for a deleted blob."""
+    """[S-store-versions] Google answers 404 for a replaced generation, Azure 412 for a deleted
+    blob."""
     gcs_server.make_bucket("replaced")
     gcs_options = {"endpoint_url": gcs_server.endpoint_url, "anonymous": "true"}
     azure_options = {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}

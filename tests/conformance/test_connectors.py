@@ -13,12 +13,13 @@ from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Connector, Entry, Page, order_key
 from connectors.capabilities import Identity
+from connectors.conformance.origin import Origin
 from connectors.fetch.request import WholeFileRequest
-from tests.conformance.origins import Origin, OriginFactory, put_all
+from tests.conformance.origins import OriginFactory, put_all
 from tests.services.many_thread import ManyThread
 
 KINDS = (
-    "file", "s3-versitygw", "s3-versitygw-tls", "s3-moto", "gcs", "azure",
+    "file", "hdfs", "s3-versitygw", "s3-versitygw-tls", "s3-moto", "gcs", "azure",
     "fsspec-local", "fsspec-memory", "fsspec-sftp", "arrow-local", "arrow-s3",
     "memory", "memory-unordered", "memory-decorated",
 )  # fmt: skip

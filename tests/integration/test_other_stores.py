@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.conftest import Node, is_mounted
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
+from tests.services.cluster import Cluster
 from tests.services.fake_gcs import GcsServer
 from tests.services.processes import wait_until
 from tests.services.s3_server import S3Server
@@ -121,6 +122,25 @@ def test_a_mount_of_another_store(node: Node, source: Source, s3: S3Server) -> N
     shown = json.dumps(node.status(mountpoint))
     assert KEY not in shown
     node.umount(mountpoint)
+
+
+def test_many_stores_in_the_tree_of_a_cluster(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start(2)
+    for name in ("gs", "az", "fsspec+sftp"):
+        (tmp_path / name).mkdir()
+        source = SOURCES[name](request, tmp_path / name)
+        for file, body in FILES.items():
+            source.put(file, body)
+        cluster.add_ufs(source.url, f"/{name}", *source.options)
+    expected = {
+        f"{name}/{file}": body
+        for name in ("gs", "az", "fsspec+sftp")
+        for file, body in FILES.items()
+    }
+    for number in range(2):
+        assert tree_of(cluster.mount(number, "/")) == expected
 
 
 @pytest.fixture

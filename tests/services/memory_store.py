@@ -54,6 +54,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.failure = ""
+        self.scratch: str | None = None
         self._published: Tables = {table: {} for table in Table}
         self._writer = GroupCommit(self._begin, "memory-store-writer")
 

@@ -11,7 +11,7 @@ import pytest
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
-from connectors.azure.access import Authorization, AzureCredentials
+from connectors.azure.access import Authorization, AzureCredentials, no_identity
 from connectors.azure.connector import AzureApi, AzureStore
 from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import classify, parse_listing, parse_stat
@@ -248,6 +248,17 @@ def test_a_managed_identity(bare: pytest.MonkeyPatch, tokens: TokenServer) -> No
     assert "client_id=id-1" in tokens.paths[0]
     credentials.forget()
     assert credentials.current().header == "Authorization: Bearer token-2"
+
+
+def test_credentials_that_do_not_work_are_told_from_none() -> None:
+    """By the message of Azure's library, which has a line for each attempt."""
+    attempts = "failed to retrieve a token.\nAttempted credentials:\n\t"
+    refused = attempts + "EnvironmentCredential: Authentication failed: AADSTS7000222: expired\nSee"
+    none = attempts + "EnvironmentCredential: authentication unavailable.\n\tAzureCliCredential: no"
+    found = no_identity(ValueError(refused))
+    assert "EnvironmentCredential: Authentication failed: AADSTS7000222: expired" in found.cause
+    assert "\n" not in found.one_line()
+    assert "no Azure credentials were found" in no_identity(ValueError(none)).cause
 
 
 def test_no_credentials(bare: pytest.MonkeyPatch, tokens: TokenServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -9,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachefs.core import errors
 from cachefs.core.errors import (
@@ -23,7 +26,10 @@ from cachefs.core.errors import (
     Unsupported,
 )
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
+from connectors.azure.scheme import SCHEME as azure
 from connectors.deadline import bounded
+from connectors.gcs.scheme import SCHEME as gcs
+from connectors.library import scheme as library
 from connectors.library.connector import LibraryConnector, open_arrow
 from connectors.library.errors import translated
 from connectors.library.options import check_options, resolved
@@ -31,6 +37,7 @@ from connectors.library.pool import MOST_OPEN, Instances
 from connectors.library.tree import Facts, VersionRule, time_ns
 from connectors.meter import Meter
 from connectors.registry import normalise, open_adapter
+from connectors.scheme import Scheme
 
 TIME_NS = 1_714_979_289 * 10**9
 
@@ -111,6 +118,29 @@ def test_exceptions(error: Exception, kind: type[CacheFSError]) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "no file system for foo://h/a?password=s3cret",
+        "GET 'https://u:s3cret@h/a?sig=s3cret' failed",
+        "foo+bar://u:s3cret@h",
+    ],
+)
+def test_no_secret_of_a_url_is_shown(text: str) -> None:
+    assert "s3cret" not in translated(ValueError(text), "").one_line()
+    assert "s3cret" not in translated(OSError(text), "").one_line()
+
+
+def test_a_secret_of_an_option_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow quotes the URL that it refuses, to which the options were added."""
+    monkeypatch.setenv("A_SECRET", "s3cret")
+    for url in ("arrow+nope://h/a", "arrow+s3://b/a", "fsspec+nope://h/a", "fsspec+memory://a"):
+        spec = UfsSpec(url, {"odd_secret": "env:A_SECRET"})
+        with pytest.raises(CacheFSError) as caught:
+            open_adapter(spec, Meter()).check()
+        assert "s3cret" not in caught.value.one_line()
+
+
+@pytest.mark.parametrize(
     ("url", "expected"),
     [
         ("fsspec+sftp://user@host:22/a/b/", "fsspec+sftp://user@host:22/a/b"),
@@ -134,6 +164,18 @@ def test_urls(url: str, expected: str | None) -> None:
     assert "s3cret" not in caught.value.one_line()
 
 
+REST = st.text("ab/:@[]?#%. \n\0", max_size=12)
+
+
+@given(st.sampled_from([gcs, azure, library.FSSPEC, library.ARROW]), REST)
+def test_a_normal_form_is_its_own(scheme: Scheme, rest: str) -> None:
+    names = {gcs: "gs", azure: "az", library.FSSPEC: "fsspec+x", library.ARROW: "arrow+x"}
+    with contextlib.suppress(BadConfig):
+        normal = scheme.normalise(names[scheme], rest)
+        name, _, again = normal.partition("://")
+        assert scheme.normalise(name, again) == normal
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -141,6 +183,7 @@ def test_urls(url: str, expected: str | None) -> None:
         {"aws_secret_access_key": "s3cret"},
         {"session_token": "s3cret"},
         {"passphrase": "s3cret"},
+        {"connection_string": "s3cret"},
         {"key": "s3cret"},
         {"a-b": "1"},
         {"files_never_change": "maybe"},
@@ -248,6 +291,7 @@ class ChangingTree:
 def test_bytes_of_another_version_are_never_yielded(
     is_short: bool, kind: type[CacheFSError]
 ) -> None:
+    """[S-store-versions]"""
     tree = ChangingTree(is_short=is_short)
     connector = LibraryConnector(tree, VersionRule(), open_arrow("arrow+file:///", {}).capabilities)
     version = connector.stat(b"f").fingerprint
