@@ -20,7 +20,7 @@ from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
 
 
-class FileOrigin:
+class FileOrigin(Origin):
     def __init__(self, root: Path) -> None:
         self.root = os.fsencode(root)
         self._mtime_s = 1_700_000_000
@@ -42,7 +42,7 @@ class FileOrigin:
         os.unlink(os.path.join(self.root, path))
 
 
-class MemoryOrigin:
+class MemoryOrigin(Origin):
     def __init__(self, *, ordered: bool, decorated: bool = False) -> None:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
         self._uploads = MemoryUploads()
@@ -63,7 +63,7 @@ class MemoryOrigin:
         self.memory.delete(path)
 
 
-class S3Origin:
+class S3Origin(Origin):
     """What is below a prefix of a bucket of its own, which also holds what must not be seen."""
 
     prefix = "data/set"
@@ -85,23 +85,18 @@ class S3Origin:
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
 
+    def put_all(self, files: dict[bytes, bytes]) -> None:
+        """Puts 16 at a time, in an order that no listing has."""
+        paths = list(files)
+        random.Random(len(paths)).shuffle(paths)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda path: self.put(path, files[path]), paths))
+
     def put_key(self, below: str, data: bytes) -> None:
         self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{below}", Body=data)
 
     def delete(self, path: bytes) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
-
-
-def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
-    """Puts many small files, 16 at a time, in an order that no listing has."""
-    paths = list(files)
-    random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin):
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda path: origin.put(path, files[path]), paths))
-    else:
-        for path in paths:
-            origin.put(path, files[path])
 
 
 OriginFactory = Callable[[str], Origin]
