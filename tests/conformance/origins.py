@@ -26,7 +26,7 @@ from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
 
 
-class FileOrigin:
+class FileOrigin(Origin):
     def __init__(self, root: Path, spec: UfsSpec | None = None) -> None:
         """`spec`: another source that reads this directory."""
         self.root = os.fsencode(root)
@@ -49,7 +49,7 @@ class FileOrigin:
         os.unlink(os.path.join(self.root, path))
 
 
-class FsspecMemoryOrigin:
+class FsspecMemoryOrigin(Origin):
     """A folder of fsspec's file system in the memory of this process."""
 
     def __init__(self, folder: str) -> None:
@@ -69,7 +69,7 @@ class FsspecMemoryOrigin:
         self._files.rm_file(f"{self._root}/{path.decode()}")
 
 
-class MemoryOrigin:
+class MemoryOrigin(Origin):
     def __init__(self, *, ordered: bool, decorated: bool = False) -> None:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
         self._uploads = MemoryUploads()
@@ -90,7 +90,18 @@ class MemoryOrigin:
         self.memory.delete(path)
 
 
-class S3Origin:
+class ServerOrigin(Origin):
+    """A store behind a network."""
+
+    def put_all(self, files: dict[bytes, bytes]) -> None:
+        """Puts 16 at a time, in an order that no listing has."""
+        paths = list(files)
+        random.Random(len(paths)).shuffle(paths)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda path: self.put(path, files[path]), paths))
+
+
+class S3Origin(ServerOrigin):
     """What is below a prefix of a bucket of its own, which also holds what must not be seen."""
 
     prefix = "data/set"
@@ -119,7 +130,7 @@ class S3Origin:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
 
 
-class HdfsOrigin:
+class HdfsOrigin(ServerOrigin):
     """A directory of a cluster, whose neighbour must not be seen."""
 
     def __init__(self, cluster: HdfsCluster, name: str) -> None:
@@ -137,7 +148,7 @@ class HdfsOrigin:
         assert self._client.delete(f"{self._root}/{path.decode()}")
 
 
-class GcsOrigin:
+class GcsOrigin(ServerOrigin):
     """As `S3Origin`, in a bucket of a fake-gcs-server."""
 
     prefix = "data/set"
@@ -163,7 +174,7 @@ class GcsOrigin:
         self.server.delete(self.bucket, f"{self.prefix}/{path.decode()}")
 
 
-class AzureOrigin:
+class AzureOrigin(ServerOrigin):
     """As `S3Origin`, in a container of azurite, read with the account's key in a file."""
 
     prefix = "data/set"
@@ -188,18 +199,6 @@ class AzureOrigin:
 
     def delete(self, path: bytes) -> None:
         self.server.delete(self.container, f"{self.prefix}/{path.decode()}")
-
-
-def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
-    """Puts many small files, 16 at a time, in an order that no listing has."""
-    paths = list(files)
-    random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin | GcsOrigin | AzureOrigin | HdfsOrigin):
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda path: origin.put(path, files[path]), paths))
-    else:
-        for path in paths:
-            origin.put(path, files[path])
 
 
 OriginFactory = Callable[[str], Origin]
