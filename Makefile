@@ -18,6 +18,10 @@ demo: ## a bucket mounted, read cold and warm, killed and mounted again; a clust
 test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make test"
 	@scripts/versitygw
+	@scripts/fake-gcs >/dev/null
+	@scripts/azurite >/dev/null
+	@scripts/sshd >/dev/null
+	@scripts/hdfs >/dev/null
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
@@ -39,6 +43,10 @@ kube: ## the tests on a real Kubernetes node, built once per user (needs root an
 coverage: ## as `make test`, and measures the coverage of the tests' own processes
 	@scripts/bootstrap dev --fuse "make coverage"
 	@scripts/versitygw
+	@scripts/fake-gcs >/dev/null
+	@scripts/azurite >/dev/null
+	@scripts/sshd >/dev/null
+	@scripts/hdfs >/dev/null
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
@@ -60,6 +68,7 @@ unit: venv ## the unit tests
 bench: ## every bar of performance, peers beside it; writes bench/RESULTS*.md (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make bench"
 	@scripts/versitygw
+	@scripts/hdfs >/dev/null
 	@$(PY) -m bench.run
 
 

@@ -37,6 +37,8 @@ NODE = (
     "many_readers",
     "policies",
     "loads",
+    "hdfs",
+    "cloud_stores",
 )
 CLUSTER = (
     "placement",

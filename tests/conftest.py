@@ -12,9 +12,13 @@ import hypothesis
 import pytest
 
 from tests.services.authority import Authority
+from tests.services.azurite import AzureServer, azurite
 from tests.services.examples import examples
+from tests.services.fake_gcs import GcsServer, fake_gcs
+from tests.services.hdfs import HdfsCluster, hdfs_cluster
 from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
+from tests.services.sshd import SftpServer, sshd
 from tests.services.versitygw import versitygw
 from tests.turns import ByGroup
 
@@ -63,6 +67,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    """A cluster of a NameNode and two DataNodes; `tests.turns` runs its tests in one process."""
+    with hdfs_cluster(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Signs the certificates of servers that speak TLS; clients trust `authority.bundle`."""
     return Authority(tmp_path_factory.mktemp("authority"))
@@ -76,6 +87,24 @@ def s3_tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
         certificate=authority.certificate,
         ca_bundle=authority.bundle,
     ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with fake_gcs(tmp_path_factory.mktemp("fake-gcs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    with azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer]:
+    with sshd(tmp_path_factory.mktemp("sshd")) as server:
         yield server
 
 

@@ -25,7 +25,7 @@ octal digits in quotes (`"644"`). In `/etc/fstab` and `mount -o` every setting i
 same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes). A list is written as
 `["a", "b"]` in TOML, with `;` in a variable, and as a flag that is given again.
 
-Credentials are never settings: they come from the AWS default chain (environment, profile, web
+Credentials are never settings: they come from the store's default chain (environment, profile, web
 identity, instance role) of whoever starts the server of a source, that is, of its first mount.
 
 Flags are named with the commands that accept them; without a name, `mount` accepts the flag. Client

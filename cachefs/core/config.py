@@ -78,6 +78,10 @@ class Config:
         value = self.values[name].value
         return undecided if value is None else bool(value)
 
+    def is_flag(self, name: str) -> bool:
+        """Returns True if a flag of the command line sets the value."""
+        return self.values[name].source.startswith("flag ")
+
     def source_options(self, keep: Collection[str]) -> dict[str, str]:
         """Returns the options of a `UfsSpec`: only those that are set, so that a source keeps one
         identity. Options not in `keep` (of other schemes) are included only if a flag sets them, so
@@ -85,10 +89,23 @@ class Config:
         chosen = {}
         for name, option in SOURCE_OPTIONS.items():
             entry = self.values[name]
-            wanted = option in keep or entry.source.startswith("flag ")
+            wanted = option in keep or self.is_flag(name)
             if wanted and entry.value not in ("", False, entry.setting.default):
                 chosen[option] = "true" if entry.value is True else str(entry.value)
-        return chosen
+        return chosen | self._named_options(keep)
+
+    def _named_options(self, keep: Collection[str]) -> dict[str, str]:
+        """Returns the options that are given as NAME=VALUE."""
+        is_flag = self.is_flag("source_options")
+        named = {}
+        for text in self.items("source_options"):
+            name, separator, value = text.partition("=")
+            name = name.strip().replace("-", "_")
+            if not separator or not name:  # not shown: it may be a secret
+                raise BadConfig("--option: not NAME=VALUE", remedy="write --option NAME=VALUE")
+            if is_flag or name in keep:
+                named[name] = value.strip()
+        return named
 
 
 class TomlFile(msgspec.Struct, frozen=True):

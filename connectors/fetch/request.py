@@ -13,7 +13,17 @@ NOT_SENT: Final = "not-sent"
 _ONCE: Final = frozenset({"content-length", "content-range", "etag", "transfer-encoding"})
 _NAMES: Final = {
     name.encode(): name
-    for name in (*_ONCE, "last-modified", "x-amz-bucket-region", "x-amz-request-id")
+    for name in (
+        *_ONCE,
+        "last-modified",
+        "x-amz-bucket-region",
+        "x-amz-request-id",
+        "x-goog-generation",
+        "x-guploader-uploadid",
+        "x-ms-error-code",
+        "x-ms-meta-hdi_isfolder",
+        "x-ms-request-id",
+    )
 }
 
 

@@ -11,10 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.core.model import UfsSpec
 from connectors.conformance.origin import Origin
-from tests.conformance.origins import FileOrigin, MemoryOrigin, OriginFactory, S3Origin
+from tests.conformance.origins import (
+    AzureOrigin,
+    FileOrigin,
+    FsspecMemoryOrigin,
+    GcsOrigin,
+    HdfsOrigin,
+    MemoryOrigin,
+    OriginFactory,
+    S3Origin,
+)
 from tests.conformance.transports import TRANSPORTS, Mounted
 from tests.conformance.tree import FILES, plant
+from tests.services.s3_server import S3Server
+from tests.services.sshd import USER
 from tests.services.versitygw import ACCESS_KEY, SECRET_KEY
 from tests.unit.fuse.fake_node import FakeNode
 
@@ -40,7 +52,8 @@ def new_origin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
-    s3-versitygw, s3-versitygw-tls, s3-moto."""
+    s3-versitygw, s3-versitygw-tls, s3-moto, gcs, azure, hdfs, fsspec-local, fsspec-memory,
+    fsspec-sftp, arrow-local, arrow-s3."""
     servers = {"s3-versitygw": "s3", "s3-versitygw-tls": "s3_tls", "s3-moto": "moto"}
     numbers = itertools.count(1)
     made: list[Origin] = []
@@ -51,11 +64,43 @@ def new_origin(
         server = request.getfixturevalue(fixture)
         return S3Origin(server, f"b-{prefix}-{next(numbers)}")
 
+    def of_library(kind: str, root: Path) -> Origin:
+        if kind == "fsspec-memory":
+            return FsspecMemoryOrigin(f"{prefix}-{next(numbers)}")
+        if kind == "fsspec-sftp":
+            server = request.getfixturevalue("sftp_server")
+            url = f"fsspec+sftp://{USER}@127.0.0.1{root}"
+            return FileOrigin(root, UfsSpec(url, server.options))
+        if kind == "arrow-s3":
+            return arrow_s3(request.getfixturevalue("s3"))
+        return FileOrigin(root, UfsSpec(f"{kind.partition('-')[0]}+file://{root}"))
+
+    def arrow_s3(server: S3Server) -> Origin:
+        request.getfixturevalue("aws_environment")
+        bucket = f"b-{prefix}-{next(numbers)}"
+        server.client().create_bucket(Bucket=bucket)
+        options = {"endpoint_url": server.endpoint_url, "region": server.region}
+        objects = server.log.parent / "objects" / bucket
+        return FileOrigin(objects, UfsSpec(f"arrow+s3://{bucket}", options))
+
     def make(kind: str) -> Origin:
         if kind == "file":
             origin: Origin = FileOrigin(tmp_path_factory.mktemp("origin"))
         elif kind in servers:
             origin = s3(servers[kind])
+        elif kind.startswith(("fsspec", "arrow")):
+            root = tmp_path_factory.mktemp("origin")
+            origin = of_library(kind, root)
+        elif kind == "hdfs":
+            cluster = request.getfixturevalue("hdfs")
+            origin = HdfsOrigin(cluster, f"{prefix}-{next(numbers)}")
+        elif kind == "gcs":
+            server = request.getfixturevalue("gcs_server")
+            origin = GcsOrigin(server, f"b-{prefix}-{next(numbers)}")
+        elif kind == "azure":
+            server = request.getfixturevalue("azure_server")
+            key_file = tmp_path_factory.mktemp("azure") / "key"
+            origin = AzureOrigin(server, f"b-{prefix}-{next(numbers)}", key_file)
         else:
             origin = MemoryOrigin(
                 ordered=kind != "memory-unordered", decorated=kind == "memory-decorated"

@@ -9,22 +9,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
+
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.call_deadline import Deadline
 from connectors.compose import decorate, open_connector
 from connectors.conformance.origin import Origin
 from connectors.meter import Meter
+from tests.services.azurite import ACCOUNT, KEY, AzureServer
+from tests.services.fake_gcs import GcsServer
+from tests.services.hdfs import HdfsCluster
+from tests.services.hdfs_files import write
 from tests.services.memory import MemoryConnector
 from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
 
 
 class FileOrigin(Origin):
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, spec: UfsSpec | None = None) -> None:
+        """`spec`: another source that reads this directory."""
         self.root = os.fsencode(root)
         self._mtime_s = 1_700_000_000
-        self._spec = UfsSpec(f"file://{root}")
+        self._spec = spec or UfsSpec(f"file://{root}")
         self.connector = self.reopen()
 
     def reopen(self) -> Connector:
@@ -40,6 +47,26 @@ class FileOrigin(Origin):
 
     def delete(self, path: bytes) -> None:
         os.unlink(os.path.join(self.root, path))
+
+
+class FsspecMemoryOrigin(Origin):
+    """A folder of fsspec's file system in the memory of this process."""
+
+    def __init__(self, folder: str) -> None:
+        self._files = fsspec.filesystem("memory")
+        self._root = f"/{folder}"
+        self._files.makedirs(self._root)
+        self._spec = UfsSpec(f"fsspec+memory://{folder}")
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self._spec, deadline_s=5, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self._files.pipe_file(f"{self._root}/{path.decode()}", data)
+
+    def delete(self, path: bytes) -> None:
+        self._files.rm_file(f"{self._root}/{path.decode()}")
 
 
 class MemoryOrigin(Origin):
@@ -63,7 +90,18 @@ class MemoryOrigin(Origin):
         self.memory.delete(path)
 
 
-class S3Origin(Origin):
+class ServerOrigin(Origin):
+    """A store behind a network."""
+
+    def put_all(self, files: dict[bytes, bytes]) -> None:
+        """Puts 16 at a time, in an order that no listing has."""
+        paths = list(files)
+        random.Random(len(paths)).shuffle(paths)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda path: self.put(path, files[path]), paths))
+
+
+class S3Origin(ServerOrigin):
     """What is below a prefix of a bucket of its own, which also holds what must not be seen."""
 
     prefix = "data/set"
@@ -85,18 +123,82 @@ class S3Origin(Origin):
     def put(self, path: bytes, data: bytes) -> None:
         self.put_key(path.decode(), data)
 
-    def put_all(self, files: dict[bytes, bytes]) -> None:
-        """Puts 16 at a time, in an order that no listing has."""
-        paths = list(files)
-        random.Random(len(paths)).shuffle(paths)
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda path: self.put(path, files[path]), paths))
-
     def put_key(self, below: str, data: bytes) -> None:
         self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{below}", Body=data)
 
     def delete(self, path: bytes) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
+
+
+class HdfsOrigin(ServerOrigin):
+    """A directory of a cluster, whose neighbour must not be seen."""
+
+    def __init__(self, cluster: HdfsCluster, name: str) -> None:
+        self._client = cluster.client()
+        self._root = f"/{name}/data"
+        self._client.mkdirs(self._root, create_parent=True)
+        write(self._client, f"{self._root}-not-below/x", b"other")
+        self.spec = UfsSpec(f"{cluster.url}{self._root}")
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        write(self._client, f"{self._root}/{path.decode()}", data)
+
+    def delete(self, path: bytes) -> None:
+        assert self._client.delete(f"{self._root}/{path.decode()}")
+
+
+class GcsOrigin(ServerOrigin):
+    """As `S3Origin`, in a bucket of a fake-gcs-server."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: GcsServer, bucket: str) -> None:
+        self.server, self.bucket = server, bucket
+        server.make_bucket(bucket)
+        server.put(bucket, f"{self.prefix}-not-below/x", b"other")
+        options = {"endpoint_url": server.endpoint_url, "anonymous": "true"}
+        self.spec = UfsSpec(f"gs://{bucket}/{self.prefix}", options)
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.server.put(self.bucket, f"{self.prefix}/{below}", data)
+
+    def delete(self, path: bytes) -> None:
+        self.server.delete(self.bucket, f"{self.prefix}/{path.decode()}")
+
+
+class AzureOrigin(ServerOrigin):
+    """As `S3Origin`, in a container of azurite, read with the account's key in a file."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: AzureServer, container: str, key_file: Path) -> None:
+        self.server, self.container = server, container
+        server.make_container(container)
+        server.put(container, f"{self.prefix}-not-below/x", b"other")
+        key_file.write_text(f"{KEY}\n")
+        options = {"endpoint_url": server.endpoint_url, "account_key_file": str(key_file)}
+        self.spec = UfsSpec(f"az://{ACCOUNT}/{container}/{self.prefix}", options)
+        self.connector = self.reopen()
+
+    def reopen(self) -> Connector:
+        return open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.server.put(self.container, f"{self.prefix}/{below}", data)
+
+    def delete(self, path: bytes) -> None:
+        self.server.delete(self.container, f"{self.prefix}/{path.decode()}")
 
 
 OriginFactory = Callable[[str], Origin]

@@ -110,6 +110,18 @@ def test_source_options_carry_only_what_was_set() -> None:
     assert inherited.source_options(()) == {}
 
 
+def test_options_of_a_scheme_by_name_and_value() -> None:
+    chosen = plain(source_options="client-id = x;url=http://h?a=b")
+    assert chosen.source_options(()) == {"client_id": "x", "url": "http://h?a=b"}
+    environ = {"CACHEFS_SOURCE_OPTIONS": "client_id=x;other=y"}
+    inherited = load(flags={}, environ=environ, files=[])
+    assert inherited.source_options(("client_id",)) == {"client_id": "x"}
+    for text in ("s3cret", "=s3cret"):
+        with pytest.raises(BadConfig) as caught:
+            plain(source_options=text).source_options(())
+        assert "s3cret" not in caught.value.one_line()
+
+
 def test_config_paths() -> None:
     assert config.config_paths("/f", {"CACHEFS_CONFIG": "/g"}, "/home/u") == ["/f"]
     assert config.config_paths(None, {"CACHEFS_CONFIG": "/g"}, "/home/u") == ["/g"]

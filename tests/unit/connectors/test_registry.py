@@ -69,7 +69,7 @@ def test_a_scheme_of_another_distribution(install: Install) -> None:
     check_options(UfsSpec("zip://a", {"depth": "3"}))
     spec = UfsSpec("zip://a", {"dept": "3"})
     assert "did you mean depth?" in one_line(lambda: check_options(spec), BadConfig)
-    assert "known: file://, " in one_line(lambda: normalise("zipp+x://a"), BadConfig)
+    assert ", file://, " in one_line(lambda: normalise("zipp+x://a"), BadConfig)
     assert "unknown scheme zip+x://" in one_line(lambda: normalise("zip+x://a"), BadConfig)
 
 

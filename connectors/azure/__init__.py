@@ -1,0 +1,1 @@
+"""The connector of Azure Blob Storage: its REST API, and Azure's credentials."""

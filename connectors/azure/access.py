@@ -1,0 +1,162 @@
+"""The credentials of an `az://` source: a SAS token, a key of the account, or Azure's default chain
+(service principal, workload identity, managed identity, the Azure CLI).
+
+Options name files and never hold a secret. Files are read again when they change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs
+
+from cachefs.core.errors import CredentialsMissing, Unreachable
+from connectors.azure.options import AzureOptions, Place
+from connectors.azure.replies import RENEW
+from connectors.azure.sas import sign_container
+
+SCOPE: Final = "https://storage.azure.com/.default"
+SIGNED_S: Final = 3600.0  # a token that a key signs
+RENEWED_S: Final = 300.0  # before the end of a token
+TOKEN_LIMIT_S: Final = 10.0  # of one request for a token
+NO_CREDENTIALS: Final = (
+    "set AZURE_STORAGE_SAS_TOKEN or sas_token_file, log in (az login), or give --anonymous for a"
+    " public container"
+)
+
+
+class Authorization(NamedTuple):
+    """What authorises requests: a query to append to URLs, or a header. `repr` hides both."""
+
+    query: str = ""
+    header: str = ""
+
+    def __repr__(self) -> str:
+        return "Authorization(...)"
+
+
+class AzureCredentials:
+    """The credentials of one container. Thread-safe; one thread at a time renews them."""
+
+    def __init__(
+        self, place: Place, options: AzureOptions, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._place = place
+        self._options = options
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._chain: Any = None
+        self._kept: tuple[str, Authorization, float] = ("", Authorization(), 0.0)
+
+    def current(self) -> Authorization:
+        """Returns valid credentials. Raises CredentialsMissing, Unreachable."""
+        sas = _secret(self._options.sas_token_file, "AZURE_STORAGE_SAS_TOKEN").lstrip("?")
+        if sas and not self._options.account_key_file:
+            check_sas(sas, self._clock())
+            return Authorization(query=sas)
+        key = _secret(self._options.account_key_file, "AZURE_STORAGE_KEY")
+        with self._lock:
+            from_, authorization, until_s = self._kept
+            if from_ != key or self._clock() > until_s - RENEWED_S:
+                authorization, until_s = self._signed(key) if key else self._identified()
+                self._kept = (key, authorization, until_s)
+            return authorization
+
+    def _signed(self, key: str) -> tuple[Authorization, float]:
+        now_s = self._clock()
+        account, container, _ = self._place
+        query = sign_container(account, container, key, now_s, SIGNED_S)
+        return Authorization(query=query), now_s + SIGNED_S
+
+    def _identified(self) -> tuple[Authorization, float]:
+        """Returns a token of Azure's default chain, and when it ends."""
+        from azure.core.exceptions import AzureError, ClientAuthenticationError
+
+        try:
+            if self._chain is None:
+                self._chain = _open_chain(self._options)
+            found = self._chain.get_token(SCOPE)
+        except ClientAuthenticationError as error:
+            raise no_identity(error) from error
+        except AzureError as error:
+            cause = f"no token can be fetched ({_first_line(error)})"
+            raise Unreachable(cause, remedy="check the network") from error
+        return Authorization(header=f"Authorization: Bearer {found.token}"), found.expires_on
+
+    def forget(self) -> None:
+        """Discards the credentials, after the store refused them."""
+        with self._lock:
+            self._chain = None
+            self._kept = ("", Authorization(), 0.0)
+
+
+def check_sas(sas: str, now_s: float) -> None:
+    """Raises CredentialsMissing for a SAS token that is none, or that has expired: Azure says of
+    both only that it refuses them."""
+    facts = parse_qs(sas)
+    if "sig" not in facts:
+        raise CredentialsMissing("the SAS token has no signature", remedy=RENEW)
+    try:
+        end = datetime.fromisoformat(facts.get("se", [""])[0])
+    except ValueError:  # a stored access policy has the time
+        return
+    if end.replace(tzinfo=end.tzinfo or UTC).timestamp() <= now_s:
+        raise CredentialsMissing(f"the SAS token has expired ({end})", remedy=RENEW)
+
+
+def _secret(path: str, variable: str) -> str:
+    """Returns the text of a file, or of a variable if none is named. A file is read at each call:
+    it may change, and a mounted secret is in the page cache."""
+    if not path:
+        text = os.environ.get(variable, "").strip()
+    else:
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            cause = "the file of the credentials cannot be read"
+            raise CredentialsMissing(cause, path=path, remedy="check it") from error
+    if path and not text:
+        raise CredentialsMissing("the file of the credentials is empty", path=path)
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        cause = f"the credentials of {path or variable} are no single printable line"
+        raise CredentialsMissing(cause, remedy="write them again")
+    return text
+
+
+def _open_chain(options: AzureOptions) -> Any:
+    from azure.identity import DefaultAzureCredential
+
+    # It warns of each failure in ten lines, which `no_identity` makes one.
+    logging.getLogger("azure.identity").setLevel(logging.ERROR)
+    return DefaultAzureCredential(
+        managed_identity_client_id=options.client_id or None,
+        exclude_shared_token_cache_credential=True,
+        exclude_visual_studio_code_credential=True,
+        exclude_developer_cli_credential=True,
+        exclude_powershell_credential=True,
+        exclude_broker_credential=True,
+        connection_timeout=TOKEN_LIMIT_S,
+        read_timeout=TOKEN_LIMIT_S,
+        process_timeout=int(TOKEN_LIMIT_S),
+        connection_verify=options.ca_bundle or True,
+    )
+
+
+def no_identity(error: BaseException) -> CredentialsMissing:
+    """Returns the error of a chain that gave no token. Its message has a line for each attempt, and
+    it ends at the first one that has credentials which do not work."""
+    failed = [line.strip() for line in str(error).splitlines() if "Authentication failed" in line]
+    if not failed:
+        return CredentialsMissing("no Azure credentials were found", remedy=NO_CREDENTIALS)
+    cause = f"the credentials cannot be renewed ({failed[0][:200]})"
+    return CredentialsMissing(cause, remedy=RENEW)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,86 @@
+"""Translation of the exceptions of file system libraries to typed errors. Pure.
+
+A library raises what the library below it raises. Known are Python's own exceptions, the status of
+an HTTP reply, and a few names of classes.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final
+
+from cachefs.core import errors
+from cachefs.core.errors import CacheFSError
+
+_LOG_IN: Final = "check user, key and host key; give secrets by --option NAME=file:PATH or env:NAME"
+_REACH: Final = "check host, port and credentials"
+_GONE: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_CUT: Final = frozenset({"SSHException", "EOFError", "ServerDisconnectedError", "FSTimeoutError"})
+_LOGINS: Final = frozenset(
+    {
+        "AuthenticationException",
+        "BadHostKeyException",
+        "ClientAuthenticationError",
+        "NoCredentialsError",
+        "PasswordRequiredException",
+    }
+)
+_USER: Final = re.compile(r"//[^/@\s]*@")
+_QUERY: Final = re.compile(r"([\w+.-]+://[^\s?'\"]*)\?[^\s'\"]*")
+_HOPELESS: Final = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+
+
+def translated(error: Exception, path: str) -> CacheFSError:
+    """Returns the typed error of a library's exception."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if isinstance(error, _GONE):
+        return errors.NotFound("no such file or directory", path=path)
+    if isinstance(error, PermissionError):
+        return errors.AccessDenied(_first_line(error), path=path)
+    if names & _LOGINS:
+        return errors.CredentialsMissing(_first_line(error), remedy=_LOG_IN, path=path)
+    if isinstance(error, ImportError):
+        remedy = "install what the message names, for the master and for every worker"
+        return errors.Unsupported(_first_line(error), remedy=remedy, path=path)
+    if (status := _status(error)) is not None:
+        return _by_status(status, error, path)
+    if isinstance(error, TimeoutError | ConnectionError) or names & _CUT:
+        return errors.Unreachable(_first_line(error), remedy=_REACH, path=path)
+    if isinstance(error, OSError):
+        return _of_system(error, path)
+    return errors.OriginError(f"{type(error).__name__}: {_first_line(error)}", path=path)
+
+
+def _of_system(error: OSError, path: str) -> CacheFSError:
+    """Returns the error of a system call, or of a library that uses OSError for everything."""
+    if "gaierror" in type(error).__name__ or "NoValidConnections" in type(error).__name__:
+        return errors.Unreachable(_first_line(error), remedy=_REACH, path=path)
+    if error.errno in _HOPELESS:
+        return errors.OriginError(_first_line(error), path=path)
+    return errors.Unavailable(_first_line(error), path=path)
+
+
+def _status(error: Exception) -> int | None:
+    """Returns the HTTP status that some libraries keep in their exceptions."""
+    status = getattr(error, "status", None) or getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _by_status(status: int, error: Exception, path: str) -> CacheFSError:
+    cause = f"{status}: {_first_line(error)}"
+    if status == 404:
+        return errors.NotFound("no such file or directory", path=path)
+    if status in (401, 403):
+        return errors.AccessDenied(cause, path=path)
+    if status in (412, 416):
+        return errors.Stale("the file is another version now", path=path)
+    if status == 429:
+        return errors.Throttled(cause, path=path)
+    return (errors.Unavailable if status >= 500 else errors.OriginError)(cause, path=path)
+
+
+def _first_line(error: Exception) -> str:
+    """Returns the first line of the message. Libraries show URLs with the secrets in them."""
+    text = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return _QUERY.sub(r"\1", _USER.sub("//", text))[:300]

@@ -1,0 +1,1 @@
+"""The connector of object stores whose HTTP API names versions, and what these stores share."""

@@ -1,0 +1,223 @@
+"""The connector of an object store whose replies name the version of their bytes, as `ObjectStore`
+describes it. libcurl sends its requests.
+
+Directories exist by the keys below them. The identity of a file is its `Fingerprint.etag`: every
+read names it, and every reply is compared with it. A store may answer a read of an old version as
+if the object were gone, or the reverse, so a request for the metadata decides between the two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, OriginError, Stale
+from cachefs.core.model import Fingerprint
+from connectors import keys
+from connectors.base import Body, Entry, Page, clean_etag
+from connectors.bodies import EmptyBody, read_whole_body
+from connectors.capabilities import Capabilities
+from connectors.fetch.connection_pool import FetchBody
+from connectors.fetch.request import (
+    Head,
+    HttpRequest,
+    OnConnected,
+    WholeFileRequest,
+    ignore_connections,
+)
+from connectors.objects.api import ObjectApi, ObjectStore
+from connectors.objects.http import ObjectHttp
+from connectors.pages import Pages
+from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page
+from connectors.small_read_choice import SmallReadChoice
+
+PAGE_KEYS: Final = 1000
+API_KEPT_S: Final = 60.0  # small reads reuse the credentials
+
+
+class ObjectConnector:
+    """A container of a store, or a prefix of it. Sends nothing before the first call."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str = "", tell_made: OnConnected = ignore_connections
+    ) -> None:
+        """`prefix` has no leading and no trailing '/'. Any thread may call `tell_made` with new
+        connections."""
+        self._store = store
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._tell_made = tell_made
+        self._http = ObjectHttp(store, tell_made)
+        self._turns: SmallReadChoice[ObjectApi] = SmallReadChoice(API_KEPT_S, time.monotonic)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._store.capabilities
+
+    def close(self) -> None:
+        self._turns.close()
+        self._http.close()
+
+    # Names.
+
+    def _key(self, path: bytes) -> str:
+        """Returns the key of a path. Raises NotFound for a name that no key has."""
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            text = ""
+        key = self._prefix + text
+        if not text or not keys.visible_path(path) or not self._store.can_be_key(key):
+            raise NotFound("no such file or directory", path=self._shown(path))
+        return key
+
+    def _directory(self, path: bytes) -> str:
+        return self._key(path) + "/" if path else self._prefix
+
+    def _shown(self, path: bytes) -> str:
+        return f"{self._store.where}/{self._prefix}{path.decode('utf-8', 'backslashreplace')}"
+
+    # Metadata.
+
+    def check(self) -> None:
+        if not self._has_keys(self._prefix) and self._prefix:
+            self._explain_empty()
+
+    def _has_keys(self, prefix: str) -> bool:
+        """Returns whether a key has the prefix. Fetches further pages while a page is empty."""
+        progress, token = ListingProgress(), ""
+        while True:
+            listing = self._list(prefix, token, 1)
+            if listing.objects or listing.prefixes or not listing.token:
+                return bool(listing.objects or listing.prefixes)
+            progress.check(token, listing)
+            token = listing.token
+
+    def _explain_empty(self) -> None:
+        where = f"{self._store.where}/{self._prefix}"
+        try:
+            found = self._stat(self._prefix[:-1])
+        except (NotFound, AccessDenied):
+            raise NotFound("nothing under this prefix", remedy="check it", path=where) from None
+        if found is DIRECTORY:
+            return
+        remedy = "give the prefix above it"
+        raise NotFound("this is an object, not a prefix", remedy=remedy, path=where[:-1])
+
+    def stat(self, path: bytes) -> Entry:
+        name = path.rpartition(b"/")[2]
+        if not path or self._is_directory(path):
+            return Entry(name, DIRECTORY)
+        return Entry(name, self._stat(self._key(path)))
+
+    def _is_directory(self, path: bytes) -> bool:
+        try:
+            return self._has_keys(self._directory(path))
+        except AccessDenied:
+            self._stat(self._key(path))  # a caller who may read and not list still sees the file
+            return False
+
+    def _stat(self, key: str) -> Fingerprint:
+        path = f"{self._store.where}/{key}"
+        reply = self._http.send(self._store.api().stat(key), path)
+        body = bytes(read_whole_body(reply))  # to its end, so that the connection is kept
+        try:
+            found = self._store.parse_stat(reply.head, body)
+        except CacheFSError as error:
+            error.path = path
+            raise
+        if found is None:
+            raise NotFound("an object of an impossible size is not shown", path=path)
+        return found
+
+    def _list(self, prefix: str, token: str, most: int, delimiter: str = "") -> Listing:
+        path = f"{self._store.where}/{prefix}"
+        request = self._store.api().list(prefix, token, most, delimiter)
+        try:
+            return self._store.parse_listing(bytes(read_whole_body(self._http.send(request, path))))
+        except NotFound as error:
+            raise self._store.no_container() from error
+        except CacheFSError as error:
+            error.path = path
+            raise
+
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        prefix = self._directory(path)
+        progress = ListingProgress()
+
+        def fetch(token: str | None) -> tuple[Page, str | None]:
+            listing = self._list(prefix, token or "", PAGE_KEYS, "/")
+            page = directory_page(listing, prefix)
+            progress.check(token or "", listing)
+            return page, listing.token or None
+
+        return Pages(fetch)
+
+    # Bytes.
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        if offset < 0 or size < 0 or offset + size > version.size:
+            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        key = self._key(path)
+        if not size:
+            self._compare(self._stat(key), version, path)
+            return EmptyBody()
+        api = self._store.api()
+        body = self._open(api.get(key, offset, size, version.etag), key, path)
+        try:
+            self._check(body.head, path, offset, size, version)
+        except BaseException:
+            body.close()
+            raise
+        if size == version.size:
+            self._turns.succeeded(api)
+        return body
+
+    def _open(self, request: HttpRequest, key: str, path: bytes) -> FetchBody:
+        """Returns the reply. Raises NotFound for an object that is gone, Stale for another
+        version."""
+        try:
+            return self._http.send(request, self._shown(path))
+        except (NotFound, Stale):
+            self._stat(key)  # raises NotFound
+            raise Stale("the object is another version now", path=self._shown(path)) from None
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        return read_whole_body(self.read(path, 0, version.size, version))
+
+    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+        """Returns a request, or None; see `Connector` and `connectors.small_read_choice`."""
+        api, size = self._turns.current(), version.size
+        if api is None or not size or not version.etag or clean_etag(version.etag) != version.etag:
+            return None
+        try:
+            key = self._key(path)
+        except NotFound:
+            return None
+        header = self._store.version_header
+        answer = (header, version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
+        request = api.get(key, 0, size, version.etag)._replace(answer=answer)
+        return WholeFileRequest(
+            request, lambda _, error: self._turns.ended(api, error), self._tell_made
+        )
+
+    def _check(self, head: Head, path: bytes, offset: int, size: int, version: Fingerprint) -> None:
+        """Raises unless the reply matches the request and the version."""
+        shown, content_range = self._shown(path), head.headers.get("content-range", "")
+        if not head.is_plain:
+            raise OriginError("the reply has an unsupported encoding", path=shown)
+        if head.status != 206 or not content_range:
+            raise OriginError("the server ignores ranges", path=shown)
+        total = content_range.rpartition("/")[2]
+        etag = clean_etag(head.headers.get(self._store.version_header, ""))
+        if total != str(version.size) or etag != version.etag:
+            raise Stale("the object is another version now", path=shown)
+        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
+            raise BadBody("the reply has another range than requested", path=shown)
+        length = head.headers.get("content-length", str(size))
+        if length != str(size):
+            raise BadBody(f"a body of {length} bytes instead of {size}", path=shown)
+
+    def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
+        if (found.size, found.etag) != (version.size, version.etag):
+            raise Stale("the object is another version now", path=self._shown(path))
