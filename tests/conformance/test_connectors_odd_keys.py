@@ -6,8 +6,8 @@ import pytest
 
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Kind
+from connectors.conformance.origin import content, entries
 from tests.conformance.origins import OriginFactory, S3Origin
-from tests.conformance.test_connectors import content, entries
 
 SHOWN = ["plain", "d/f", "e/f", "é", "tab\tkey", "per%cent", "a+b c", "q?#&=", "d/.hidden", "..x"]
 CLASH = ["d", "d/e"]  # the object `d` beside d/f; `d/e` is no clash
