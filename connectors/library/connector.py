@@ -147,7 +147,11 @@ class LibraryConnector:
     def read_part(self, path: bytes, offset: int, size: int, version: Fingerprint) -> memoryview:
         """Returns a range of exactly this version. Raises Stale, NotFound, BadBody."""
         with self._translated(path):
-            data = self._tree.read(path, offset, size)
+            try:
+                data = self._tree.read(path, offset, size)
+            except Exception:
+                self._compare(path, version)  # of a shorter file, libraries refuse the range
+                raise
         self._compare(path, version)
         if len(data) != size:
             cause = f"{len(data)} bytes at {offset} instead of {size}"
