@@ -17,10 +17,9 @@ from connectors.call_deadline import Deadline
 from connectors.compose import decorate, open_connector
 from connectors.conformance.origin import Origin
 from connectors.meter import Meter
+from tests.conformance.hdfs_origin import HdfsOrigin
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
-from tests.services.hdfs import HdfsCluster
-from tests.services.hdfs_files import write
 from tests.services.memory import MemoryConnector
 from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
@@ -117,24 +116,6 @@ class S3Origin:
 
     def delete(self, path: bytes) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
-
-
-class HdfsOrigin:
-    """A directory of a cluster, whose neighbour must not be seen."""
-
-    def __init__(self, cluster: HdfsCluster, name: str) -> None:
-        self._client = cluster.client()
-        self._root = f"/{name}/data"
-        self._client.mkdirs(self._root, create_parent=True)
-        write(self._client, f"{self._root}-not-below/x", b"other")
-        self.spec = UfsSpec(f"{cluster.url}{self._root}")
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
-
-    def put(self, path: bytes, data: bytes) -> None:
-        write(self._client, f"{self._root}/{path.decode()}", data)
-
-    def delete(self, path: bytes) -> None:
-        assert self._client.delete(f"{self._root}/{path.decode()}")
 
 
 class GcsOrigin:
