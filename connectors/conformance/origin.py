@@ -10,7 +10,7 @@ from connectors.base import Connector, Entry, Page, order_key
 
 
 class Origin(Protocol):
-    """A UFS whose root exists and is empty but for what a test puts."""
+    """A UFS whose root exists and is empty but for what a test puts. Subclass it."""
 
     connector: Connector
 
@@ -18,12 +18,18 @@ class Origin(Protocol):
         """Creates or replaces a file, and the directories above it. Each call gives a version
         that the connector distinguishes from all before it."""
 
+    def put_all(self, files: dict[bytes, bytes]) -> None:
+        """Creates many files, in any order."""
+        for path, data in files.items():
+            self.put(path, data)
+
     def delete(self, path: bytes) -> None:
         """Removes a file."""
 
     def reopen(self) -> Connector:
         """Returns another connector of the same store, as another process has it. Only the tests
         of writing call this."""
+        raise NotImplementedError
 
 
 MakeOrigin = Callable[[], Origin]

@@ -237,6 +237,7 @@ class ConnectionPool:
     def _keep(self, lane: CurlConnection) -> None:
         if (made := lane.exchange.made).connections:
             self._tell_made(made)
+        lane.exchange.forget_sent()
         self._idle.append((lane, time.monotonic()))
         self.close_idle()
 

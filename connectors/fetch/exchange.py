@@ -97,6 +97,12 @@ class Exchange:
         self.curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
         self._options = options
 
+    def forget_sent(self) -> None:
+        """Drops the body of the last request, which libcurl and the options would keep."""
+        if self._options is not None and pycurl.POSTFIELDS in self._options:
+            self.curl.reset()
+            self._options = None
+
     @property
     def head(self) -> Head | None:
         """The head of the reply, or None before it is received."""

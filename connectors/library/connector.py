@@ -71,6 +71,9 @@ def _opened(tree: LibraryTree, options: Mapping[str, str], capabilities: Capabil
     return Deadline(LibraryConnector(tree, rule, capabilities))
 
 
+_Listed = tuple[list[Entry], int]  # the entries of a directory, and how many of them were sent
+
+
 class LibraryConnector:
     """A directory of a library's file system. Listings are in any order."""
 
@@ -111,23 +114,32 @@ class LibraryConnector:
     def list_dir(self, path: bytes) -> Iterator[Page]:
         self._check_name(path)
 
-        def fetch(rest: list[Entry] | None) -> tuple[Page, list[Entry] | None]:
+        def fetch(listed: _Listed | None) -> tuple[Page, _Listed | None]:
             hidden = 0
-            if rest is None:
-                with self._translated(path):
-                    found, uncounted = self._tree.names(path)
-                    rest, hidden = self._rule.entries(found)
-                hidden += uncounted
-            page, rest = rest[:PAGE_ENTRIES], rest[PAGE_ENTRIES:]
-            return Page(page, hidden), rest or None
+            if listed is None:
+                entries, hidden = self._entries(path)
+                listed = entries, 0
+            entries, start = listed
+            end = start + PAGE_ENTRIES
+            page = Page(entries[start:end], hidden)
+            return page, (entries, end) if end < len(entries) else None
 
         return Pages(fetch)
+
+    def _entries(self, path: bytes) -> tuple[list[Entry], int]:
+        """Returns the entries of a directory, and the number of hidden names."""
+        with self._translated(path):
+            found, uncounted = self._tree.names(path)
+            entries, hidden = self._rule.entries(found)
+        return entries, hidden + uncounted
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         if offset < 0 or size < 0 or offset + size > version.size:
             raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
-        self.compare(path, version)
-        return PartsBody(self, path, offset, size, version) if size else EmptyBody()
+        if size:
+            return PartsBody(self, path, offset, size, version)
+        self._compare(path, version)
+        return EmptyBody()
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return read_whole_body(self.read(path, 0, version.size, version))
@@ -135,14 +147,18 @@ class LibraryConnector:
     def read_part(self, path: bytes, offset: int, size: int, version: Fingerprint) -> memoryview:
         """Returns a range of exactly this version. Raises Stale, NotFound, BadBody."""
         with self._translated(path):
-            data = self._tree.read(path, offset, size)
-        self.compare(path, version)
+            try:
+                data = self._tree.read(path, offset, size)
+            except Exception:
+                self._compare(path, version)  # of a shorter file, libraries refuse the range
+                raise
+        self._compare(path, version)
         if len(data) != size:
             cause = f"{len(data)} bytes at {offset} instead of {size}"
             raise BadBody(cause, path=self._shown(path))
         return data
 
-    def compare(self, path: bytes, version: Fingerprint) -> None:
+    def _compare(self, path: bytes, version: Fingerprint) -> None:
         """Raises Stale unless the file has this version, NotFound if it is gone."""
         if self.stat(path).fingerprint != version:
             raise Stale("the file is another version now", path=self._shown(path))

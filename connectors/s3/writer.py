@@ -128,7 +128,11 @@ class S3Writer(S3Connector):
         )
         self._compare(self._head(self._key(source)), version, source)
         self._expect(key, expect, target)  # few servers read the conditions of a copy
-        document, _ = self._write("PUT", key, expect, headers=headers)
+        try:
+            document, _ = self._write("PUT", key, expect, headers=headers)
+        except (AlreadyExists, Stale):  # one status for both conditions
+            self._compare(self._head(self._key(source)), version, source)
+            raise
         return self._written(key, clean_etag(_text(document, "ETag", self._shown(target))))
 
     def rename(self, source: bytes, target: bytes, expect: Expectation) -> None:

@@ -6,11 +6,12 @@ from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
+from tests.conformance.origins import ServerOrigin
 from tests.services.hdfs import HdfsCluster
 from tests.services.hdfs_files import write
 
 
-class HdfsOrigin:
+class HdfsOrigin(ServerOrigin):
     """Its neighbour must not be seen."""
 
     def __init__(self, cluster: HdfsCluster, name: str) -> None:

@@ -17,7 +17,6 @@ from connectors.call_deadline import Deadline
 from connectors.compose import decorate, open_connector
 from connectors.conformance.origin import Origin
 from connectors.meter import Meter
-from tests.conformance.hdfs_origin import HdfsOrigin
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
 from tests.services.memory import MemoryConnector
@@ -25,7 +24,7 @@ from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
 
 
-class FileOrigin:
+class FileOrigin(Origin):
     def __init__(self, root: Path, spec: UfsSpec | None = None) -> None:
         """`spec`: another source that reads this directory."""
         self.root = os.fsencode(root)
@@ -48,7 +47,7 @@ class FileOrigin:
         os.unlink(os.path.join(self.root, path))
 
 
-class FsspecMemoryOrigin:
+class FsspecMemoryOrigin(Origin):
     """A folder of fsspec's file system in the memory of this process."""
 
     def __init__(self, folder: str) -> None:
@@ -68,7 +67,7 @@ class FsspecMemoryOrigin:
         self._files.rm_file(f"{self._root}/{path.decode()}")
 
 
-class MemoryOrigin:
+class MemoryOrigin(Origin):
     def __init__(self, *, ordered: bool, decorated: bool = False) -> None:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
         self._uploads = MemoryUploads()
@@ -89,7 +88,18 @@ class MemoryOrigin:
         self.memory.delete(path)
 
 
-class S3Origin:
+class ServerOrigin(Origin):
+    """A store that takes many files at once."""
+
+    def put_all(self, files: dict[bytes, bytes]) -> None:
+        """Puts 16 at a time, in an order that no listing has."""
+        paths = list(files)
+        random.Random(len(paths)).shuffle(paths)
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda path: self.put(path, files[path]), paths))
+
+
+class S3Origin(ServerOrigin):
     """What is below a prefix of a bucket of its own, which also holds what must not be seen."""
 
     prefix = "data/set"
@@ -118,7 +128,7 @@ class S3Origin:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
 
 
-class GcsOrigin:
+class GcsOrigin(ServerOrigin):
     """As `S3Origin`, in a bucket of a fake-gcs-server."""
 
     prefix = "data/set"
@@ -144,7 +154,7 @@ class GcsOrigin:
         self.server.delete(self.bucket, f"{self.prefix}/{path.decode()}")
 
 
-class AzureOrigin:
+class AzureOrigin(ServerOrigin):
     """As `S3Origin`, in a container of azurite, read with the account's key in a file."""
 
     prefix = "data/set"
@@ -169,18 +179,6 @@ class AzureOrigin:
 
     def delete(self, path: bytes) -> None:
         self.server.delete(self.container, f"{self.prefix}/{path.decode()}")
-
-
-def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
-    """Puts many small files, 16 at a time, in an order that no listing has."""
-    paths = list(files)
-    random.Random(len(paths)).shuffle(paths)
-    if isinstance(origin, S3Origin | GcsOrigin | AzureOrigin | HdfsOrigin):
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda path: origin.put(path, files[path]), paths))
-    else:
-        for path in paths:
-            origin.put(path, files[path])
 
 
 OriginFactory = Callable[[str], Origin]

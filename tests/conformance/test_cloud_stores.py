@@ -21,9 +21,10 @@ from cachefs.core.errors import (
 from cachefs.core.model import UfsSpec
 from connectors.azure.sas import sign_container
 from connectors.base import Connector
+from connectors.conformance.origin import content, entries
+from connectors.conformance.reading import BIG
 from connectors.meter import Meter
 from connectors.registry import open_adapter
-from tests.conformance.test_connectors import BIG, content, entries
 from tests.services.authority import Authority
 from tests.services.azurite import ACCOUNT, KEY, AzureServer, azurite
 from tests.services.fake_gcs import GcsServer, fake_gcs

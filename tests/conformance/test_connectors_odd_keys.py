@@ -6,8 +6,8 @@ import pytest
 
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Kind
-from tests.conformance.origins import OriginFactory, S3Origin
-from tests.conformance.test_connectors import content, entries
+from connectors.conformance.origin import content, entries
+from tests.conformance.origins import GcsOrigin, OriginFactory, S3Origin
 
 SHOWN = ["plain", "d/f", "e/f", "é", "tab\tkey", "per%cent", "a+b c", "q?#&=", "d/.hidden", "..x"]
 CLASH = ["d", "d/e"]  # the object `d` beside d/f; `d/e` is no clash
@@ -15,10 +15,10 @@ HIDDEN = ["a//b", "../up", "./here", "e/../x", "e/./y", "f" * 300, "e//", "//", 
 MARKERS = ["empty/", "d/", "deep/er/"]
 
 
-@pytest.fixture(scope="module")
-def odd(new_origin: OriginFactory) -> S3Origin:
-    origin = new_origin("s3-moto")
-    assert isinstance(origin, S3Origin)
+@pytest.fixture(scope="module", params=["s3-moto", "gcs"])
+def odd(request: pytest.FixtureRequest, new_origin: OriginFactory) -> S3Origin | GcsOrigin:
+    origin = new_origin(request.param)
+    assert isinstance(origin, S3Origin | GcsOrigin)
     for key in SHOWN + CLASH + HIDDEN:
         origin.put_key(key, key.encode())
     for key in MARKERS:
@@ -26,7 +26,7 @@ def odd(new_origin: OriginFactory) -> S3Origin:
     return origin
 
 
-def test_a_listing_shows_what_can_be_shown(odd: S3Origin) -> None:
+def test_a_listing_shows_what_can_be_shown(odd: S3Origin | GcsOrigin) -> None:
     pages = list(odd.connector.list_dir(b""))
     found = {e.name.decode(): e.fingerprint.kind for page in pages for e in page.entries}
     files = {key for key in SHOWN if "/" not in key}
@@ -37,29 +37,29 @@ def test_a_listing_shows_what_can_be_shown(odd: S3Origin) -> None:
     assert sum(page.hidden for page in pages) == 5
 
 
-def test_what_is_shown_can_be_read(odd: S3Origin) -> None:
+def test_what_is_shown_can_be_read(odd: S3Origin | GcsOrigin) -> None:
     for key in SHOWN:
         assert content(odd.connector, key.encode()) == key.encode()
 
 
-def test_a_marker_makes_an_empty_directory(odd: S3Origin) -> None:
+def test_a_marker_makes_an_empty_directory(odd: S3Origin | GcsOrigin) -> None:
     assert odd.connector.stat(b"empty").fingerprint.kind is Kind.DIRECTORY
     assert entries(odd.connector.list_dir(b"empty")) == []
     assert [e.name for e in entries(odd.connector.list_dir(b"deep"))] == [b"er"]
     assert sum(page.hidden for page in odd.connector.list_dir(b"empty")) == 0
 
 
-def test_the_directory_wins_over_the_object(odd: S3Origin) -> None:
+def test_the_directory_wins_over_the_object(odd: S3Origin | GcsOrigin) -> None:
     assert odd.connector.stat(b"d").fingerprint.kind is Kind.DIRECTORY
 
 
-def test_a_directory_of_hidden_keys_is_empty_and_counted(odd: S3Origin) -> None:
+def test_a_directory_of_hidden_keys_is_empty_and_counted(odd: S3Origin | GcsOrigin) -> None:
     assert odd.connector.stat(b"a").fingerprint.kind is Kind.DIRECTORY
     pages = list(odd.connector.list_dir(b"a"))
     assert (entries(pages), sum(page.hidden for page in pages)) == ([], 1)
 
 
 @pytest.mark.parametrize("key", HIDDEN)
-def test_what_is_hidden_cannot_be_named(odd: S3Origin, key: str) -> None:
+def test_what_is_hidden_cannot_be_named(odd: S3Origin | GcsOrigin, key: str) -> None:
     with pytest.raises(NotFound):
         odd.connector.stat(key.encode())

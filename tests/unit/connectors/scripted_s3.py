@@ -31,6 +31,7 @@ class Request:
     method: str
     target: str
     headers: dict[str, str]  # names in lower case
+    body: bytes = b""
 
 
 @dataclass
@@ -112,11 +113,12 @@ def scripted_s3(
 
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, self.path, headers)
+            body = self.rfile.read(int(headers.get("content-length", 0)))
+            request = Request(self.command, self.path, headers, body)
             server.requests.append(request)
             self._answer(server.script(request))
 
-        do_HEAD = do_CONNECT = do_GET
+        do_HEAD = do_CONNECT = do_PUT = do_POST = do_DELETE = do_GET
 
         def _answer(self, answer: Answer) -> None:
             self.send_response(answer.status)

@@ -34,7 +34,8 @@ def by_botocore(url: str, request: Request) -> str:
     sent = datetime.datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ")
     names = request.headers["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
     headers = {name: request.headers[name] for name in names if name not in ("host", "x-amz-date")}
-    made = AWSRequest(method=request.method, url=url + request.target, headers=headers)
+    url += request.target
+    made = AWSRequest(request.method, url, headers, request.body)
     token = request.headers.get("x-amz-security-token")
     with mock.patch("botocore.auth.get_current_datetime", return_value=sent):
         S3SigV4Auth(Credentials("key", "secret", token), "s3", "us-east-1").add_auth(made)

@@ -1,0 +1,200 @@
+"""What every connector must do. A test module imports all names of this one, and has a fixture
+`make_origin` of module scope (`MakeOrigin`)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random
+
+import pytest
+
+from cachefs.core.errors import NotFound, Stale
+from cachefs.core.model import Kind
+from connectors.base import Connector
+from connectors.capabilities import Identity
+from connectors.conformance.origin import MakeOrigin, Origin, content, entries, keys_of
+
+MANY = 1050  # more than a page of any store
+
+# In the order of S3's keys; `a/` stands between `a-b` and `a0`.
+ORDERED = [b"a-b", b"a.txt", b"a/", b"a0", b"b/", b"sp ace+%20&x", b"z", "ümlaut".encode()]
+TREE = [b"a-b", b"a.txt", b"a/x/1", b"a/x/2", b"a/x-y", b"a0", b"b/" + b"f" * 200, *ORDERED[-3:]]
+TREE.sort()
+BIG = random.Random(1).randbytes((5 << 20) + 12_345)
+
+
+@pytest.fixture(scope="module")
+def tree(make_origin: MakeOrigin) -> Connector:
+    """A connector over TREE, each file holding its own path."""
+    origin = make_origin()
+    origin.put_all({path: path for path in TREE})
+    return origin.connector
+
+
+@pytest.fixture
+def origin(make_origin: MakeOrigin) -> Origin:
+    return make_origin()
+
+
+def test_check_accepts_a_root_that_has_something(tree: Connector) -> None:
+    tree.check()
+
+
+def test_listing_shows_each_child_once(tree: Connector) -> None:
+    found = keys_of(entries(tree.list_dir(b"")))
+    assert sorted(found) == ORDERED
+    assert found == ORDERED or not tree.capabilities.ordered_listings
+
+
+def test_listing_of_a_directory_below(tree: Connector) -> None:
+    assert sorted(keys_of(entries(tree.list_dir(b"a")))) == [b"x-y", b"x/"]
+    assert sorted(keys_of(entries(tree.list_dir(b"a/x")))) == [b"1", b"2"]
+
+
+def test_listing_of_a_missing_directory(tree: Connector) -> None:
+    if tree.capabilities.directories:
+        with pytest.raises(NotFound):
+            entries(tree.list_dir(b"nothing"))
+    else:
+        assert entries(tree.list_dir(b"nothing")) == []
+
+
+def test_stat_and_listings_agree(tree: Connector) -> None:
+    for entry in entries(tree.list_dir(b"")):
+        assert tree.stat(entry.name) == entry
+    for entry in entries(tree.list_dir(b"a/x")):
+        assert tree.stat(b"a/x/" + entry.name) == entry
+
+
+def test_stat_tells_file_from_directory(tree: Connector) -> None:
+    root, directory, file = tree.stat(b""), tree.stat(b"a/x"), tree.stat(b"a/x/1")
+    assert (root.name, root.fingerprint.kind) == (b"", Kind.DIRECTORY)
+    assert (directory.name, directory.fingerprint.kind) == (b"x", Kind.DIRECTORY)
+    assert (file.name, file.fingerprint.kind, file.fingerprint.size) == (b"1", Kind.FILE, 5)
+    if tree.capabilities.identity is Identity.CONTENT:
+        assert file.fingerprint.etag
+    assert file.fingerprint.mtime_ns % tree.capabilities.mtime_precision_ns == 0
+    assert '"' not in file.fingerprint.etag
+
+
+@pytest.mark.parametrize(
+    "path", [b"nothing", b"a/nothing", b"z/below-a-file", b"a/x/1/2", b"not-below/x", b"a-"]
+)
+def test_stat_of_what_is_not_there(tree: Connector, path: bytes) -> None:
+    with pytest.raises(NotFound):
+        tree.stat(path)
+
+
+@pytest.mark.parametrize(
+    "path", [b"..", b".", b"a//x", b"a/../z", b"a/", b"/a", b"nul\0", b"f" * 256, b"\xff\xfe"]
+)
+def test_names_that_cannot_be(tree: Connector, path: bytes) -> None:
+    with pytest.raises(NotFound):
+        tree.stat(path)
+
+
+def test_every_file_reads_back(tree: Connector) -> None:
+    for path in TREE:
+        assert content(tree, path) == path
+
+
+def test_ranges_of_a_big_file(origin: Origin) -> None:
+    origin.put(b"big", BIG)
+    for offset, size in [
+        (0, len(BIG)),
+        (0, 1),
+        (len(BIG) - 1, 1),
+        (1 << 20, 1 << 20),
+        (7, 3 << 20),
+    ]:
+        assert content(origin.connector, b"big", offset, size) == BIG[offset : offset + size]
+
+
+def test_empty_file(origin: Origin) -> None:
+    origin.put(b"empty", b"")
+    assert origin.connector.stat(b"empty").fingerprint.size == 0
+    assert content(origin.connector, b"empty") == b""
+
+
+def test_reading_past_the_version_is_refused(origin: Origin) -> None:
+    origin.put(b"f", b"123")
+    version = origin.connector.stat(b"f").fingerprint
+    with pytest.raises(ValueError, match="of a file of 3"):
+        origin.connector.read(b"f", 1, 3, version)
+
+
+@pytest.mark.parametrize("data", [b"NEW", b"longer than before", b"s", b""])
+def test_another_version_is_never_read_for_the_old(origin: Origin, data: bytes) -> None:
+    origin.put(b"f", b"old")
+    version = origin.connector.stat(b"f").fingerprint
+    origin.put(b"f", data)
+    for offset, size in [(0, 3), (0, 1), (2, 1)]:
+        with pytest.raises(Stale):
+            b"".join(origin.connector.read(b"f", offset, size, version))
+    assert origin.connector.stat(b"f").fingerprint != version
+
+
+def test_a_change_of_an_empty_file_is_seen(origin: Origin) -> None:
+    origin.put(b"f", b"")
+    version = origin.connector.stat(b"f").fingerprint
+    origin.put(b"f", b"now more")
+    with pytest.raises(Stale):
+        b"".join(origin.connector.read(b"f", 0, 0, version))
+
+
+def test_reading_what_is_gone(origin: Origin) -> None:
+    origin.put(b"d/f", b"123")
+    origin.put(b"d/g", b"123")
+    version = origin.connector.stat(b"d/f").fingerprint
+    origin.delete(b"d/f")
+    with pytest.raises(NotFound):
+        b"".join(origin.connector.read(b"d/f", 0, 3, version))
+    with pytest.raises(NotFound):
+        origin.connector.stat(b"d/f")
+    assert keys_of(entries(origin.connector.list_dir(b"d"))) == [b"g"]
+
+
+def test_a_body_may_be_closed_early(origin: Origin) -> None:
+    origin.put(b"big", BIG)
+    version = origin.connector.stat(b"big").fingerprint
+    body = origin.connector.read(b"big", 0, len(BIG), version)
+    first = bytes(next(iter(body)))
+    assert BIG.startswith(first)
+    body.close()
+    body.close()
+    assert content(origin.connector, b"big", 0, 10) == BIG[:10]
+
+
+def test_sixteen_threads_at_once(origin: Origin) -> None:
+    origin.put(b"big", BIG)
+    origin.put(b"d/small", b"small")
+    version = origin.connector.stat(b"big").fingerprint
+    seed = 5
+    ranges = random.Random(seed)
+
+    def work(number: int) -> bool:
+        offset = ranges.randrange(len(BIG) - 100_000)
+        body = origin.connector.read(b"big", offset, 100_000, version)
+        same = b"".join(bytes(c) for c in body) == BIG[offset : offset + 100_000]
+        listed = keys_of(entries(origin.connector.list_dir(b"")))
+        return same and sorted(listed) == [b"big", b"d/"] and bool(origin.connector.stat(b"d"))
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(48))), f"seed {seed}"
+
+
+def test_more_than_a_page(origin: Origin) -> None:
+    names = [b"n%05d" % number for number in range(MANY)]
+    origin.put_all({b"many/" + name: b"" for name in names})
+    origin.put(b"many/sub/f", b"")
+    every = sorted([*names, b"sub/"])
+    pages = list(origin.connector.list_dir(b"many"))
+    assert len(pages) > 1
+    assert sorted(keys_of(entries(pages))) == every
+    if origin.connector.capabilities.ordered_listings:
+        assert keys_of(entries(pages)) == every
+
+
+def test_closing_twice(origin: Origin) -> None:
+    origin.connector.close()
+    origin.connector.close()
