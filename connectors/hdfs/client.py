@@ -28,7 +28,7 @@ T = TypeVar("T")
 CALL_S: Final = 8.0  # of one call to the NameNode, or of the read of one piece
 LEAST_S: Final = 0.1
 # A silent DataNode costs three of these at most: two kept connections and a new one.
-DATANODE_IDLE_MS: Final = 2500
+DATANODE_IDLE_MS: Final = 2000
 PANIC: Final = "PanicException"  # of the library: a BaseException that no module exports
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from cachefs.core.model import UfsSpec
 from connectors.conformance.origin import Origin
+from tests.conformance.hdfs_origin import HdfsOrigin
 from tests.conformance.origins import (
     AzureOrigin,
     FileOrigin,
     FsspecMemoryOrigin,
     GcsOrigin,
-    HdfsOrigin,
     MemoryOrigin,
     OriginFactory,
     S3Origin,

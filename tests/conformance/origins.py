@@ -19,8 +19,6 @@ from connectors.conformance.origin import Origin
 from connectors.meter import Meter
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
-from tests.services.hdfs import HdfsCluster
-from tests.services.hdfs_files import write
 from tests.services.memory import MemoryConnector
 from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
