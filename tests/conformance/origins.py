@@ -128,24 +128,6 @@ class S3Origin(ServerOrigin):
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
 
 
-class HdfsOrigin(ServerOrigin):
-    """A directory of a cluster, whose neighbour must not be seen."""
-
-    def __init__(self, cluster: HdfsCluster, name: str) -> None:
-        self._client = cluster.client()
-        self._root = f"/{name}/data"
-        self._client.mkdirs(self._root, create_parent=True)
-        write(self._client, f"{self._root}-not-below/x", b"other")
-        self.spec = UfsSpec(f"{cluster.url}{self._root}")
-        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
-
-    def put(self, path: bytes, data: bytes) -> None:
-        write(self._client, f"{self._root}/{path.decode()}", data)
-
-    def delete(self, path: bytes) -> None:
-        assert self._client.delete(f"{self._root}/{path.decode()}")
-
-
 class GcsOrigin(ServerOrigin):
     """As `S3Origin`, in a bucket of a fake-gcs-server."""
 
