@@ -21,6 +21,7 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/fake-gcs >/dev/null
 	@scripts/azurite >/dev/null
 	@scripts/sshd >/dev/null
+	@scripts/hdfs >/dev/null
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
@@ -45,6 +46,7 @@ coverage: ## as `make test`, and measures the coverage of the tests' own process
 	@scripts/fake-gcs >/dev/null
 	@scripts/azurite >/dev/null
 	@scripts/sshd >/dev/null
+	@scripts/hdfs >/dev/null
 	@scripts/csi-sanity >/dev/null
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
@@ -66,6 +68,7 @@ unit: venv ## the unit tests
 bench: ## every bar of performance, peers beside it; writes bench/RESULTS*.md (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make bench"
 	@scripts/versitygw
+	@scripts/hdfs >/dev/null
 	@$(PY) -m bench.run
 
 

@@ -190,6 +190,13 @@ class Lab:
             os.unlink(spec.destination)
         return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
 
+    def hdfs_client(self, what: str, data: Dataset, url: str, readers: int) -> Pass:
+        """Measures a function of `bench.hdfs_client` on the data below `/<bucket>` of an HDFS."""
+        spec = Spec(what=what, checksums=str(data.checksums), readers=readers)
+        spec.endpoint_url, spec.bucket = url, f"/{data.bucket}"
+        done = self._run(spec, [])
+        return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
+
     def _run(self, spec: Spec, pids: list[int]) -> Pass:
         path = self.root / "spec.json"
         path.write_bytes(msgspec.json.encode(spec))

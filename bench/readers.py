@@ -17,7 +17,7 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ START_LIMIT_S = 60.0
 
 class Spec(msgspec.Struct):
     """`what`: files | random | opens (without checksums) | obstore_file | obstore_to_file |
-    obstore_to_files | obstore_files | obstore_list | a function of `bench.curl_multi`. It reads the
-    files below `root` (or keys of `bucket`) named in `checksums`; `source` is the original that
-    random reads are compared with."""
+    obstore_to_files | obstore_files | obstore_list | a function of `bench.curl_multi` or
+    `bench.hdfs_client`. It reads the files below `root` (or keys of `bucket`) named in `checksums`;
+    `source` is the original that random reads are compared with."""
 
     what: str
     root: str = ""
@@ -340,13 +340,21 @@ def obstore_list(spec: Spec) -> tuple[float, Done]:
 
 def main(path: str) -> None:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
-    alone = {"obstore_file": obstore_file, "obstore_files": obstore_files}
-    alone |= {"obstore_to_file": obstore_to_file, "obstore_to_files": obstore_to_files}
-    alone |= {"obstore_list": obstore_list}
+    alone: Mapping[str, Callable[[Spec], tuple[float, Done]]] = {
+        "obstore_file": obstore_file,
+        "obstore_files": obstore_files,
+        "obstore_to_file": obstore_to_file,
+        "obstore_to_files": obstore_to_files,
+        "obstore_list": obstore_list,
+    }
     if spec.what.startswith("curl_"):
         from bench import curl_multi
 
         alone = curl_multi.KINDS
+    if spec.what.startswith("hdfs_"):
+        from bench import hdfs_client
+
+        alone = hdfs_client.KINDS
     before_s = cpu_s()
     wall_s, done = alone.get(spec.what, in_processes)(spec)
     result = {"wall_s": wall_s, "cpu_s": cpu_s() - before_s, **msgspec.to_builtins(done)}

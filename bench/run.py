@@ -37,6 +37,7 @@ NODE = (
     "many_readers",
     "policies",
     "loads",
+    "hdfs",
     "cloud_stores",
 )
 CLUSTER = (

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, NameTooLong, Stale
+from cachefs.core.errors import CacheFSError, NameTooLong, NotADirectory, Stale
 from cachefs.core.messages import Found
-from cachefs.core.model import MAX_NAME_BYTES
+from cachefs.core.model import MAX_NAME_BYTES, Inode, Kind
 from connectors import keys
 from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
@@ -37,6 +37,19 @@ class Answers:
         self._clock = clock
         self._policy = LookupPolicy()
         self._distrusted: set[int] = set()
+
+    async def resolve(self, root: Inode, path: bytes) -> Found:
+        """See `Master.resolve`."""
+        found = Found(root, MAX_VALID_S)
+        for segment in path.split(b"/"):
+            if not segment or segment == b".":
+                continue
+            if found.inode is None:
+                return found
+            if found.inode.kind is not Kind.DIRECTORY:
+                raise NotADirectory("not a directory", path=path.decode("utf-8", "replace"))
+            found = await self.lookup(found.inode.ino, segment)
+        return found
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
         """See MetadataService. Raises NameTooLong too."""

@@ -13,7 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from cachefs.core.cluster import UfsRow
+import msgspec
+
+from cachefs.core.cluster import SetUfs, UfsRow
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotADirectory, NotFound, Unavailable
 from cachefs.core.messages import Found
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
@@ -24,7 +26,7 @@ from master.origins.syncer import Syncer
 from master.origins.unavailable import NullConnector, UnavailableConnector
 from master.state.records import MountRecord
 from master.store.base import Store
-from master.store.mounts import add_mount, remove_mount
+from master.store.mounts import add_mount, change_mount, remove_mount
 from master.store.snapshot import Names
 from master.tree import Mount, Tree
 
@@ -36,6 +38,7 @@ MAX_DEPTH: Final = 64
 NOT_YET: Final = Unavailable("the source is not open yet")
 
 Lookup = Callable[[int, bytes], Awaitable[Found]]
+OpenConnector = Callable[[UfsSpec], Connector]
 
 
 class MountTable:
@@ -121,15 +124,62 @@ class MountTable:
             self._sync.negatives.discard(parent, name)
         return added.root
 
+    async def change(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
+        """See `Master.set_ufs`."""
+        return await asyncio.shield(self._sync.spawn(self._change(call, open_connector)))
+
+    async def _change(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
+        mount = self._at(call.path)
+        before, record = mount.record, _with_changes(mount.record, call)
+        unused = None
+        try:
+            if record.source != before.source:
+                unused = await asyncio.to_thread(open_connector, record.source)
+                await self._sync.check_connector(unused)
+            async with self._changing:
+                if self._at(call.path) is not mount or mount.record is not before:
+                    cause = "another request changed the source meanwhile"
+                    raise InUse(cause, remedy="try again", path=_shown(before.path))
+                await self._sync.write(lambda txn: change_mount(txn, mount.root, record))
+                connector, unused = unused, None
+                self._take_changes(mount, record, connector)
+        finally:
+            if unused is not None:
+                await asyncio.to_thread(unused.close)
+        return _row(mount)
+
+    def _take_changes(self, mount: Mount, record: MountRecord, connector: Connector | None) -> None:
+        mount.record, mount.interval_s = record, record.sync_interval_s
+        if connector is not None:
+            former, mount.connector = mount.connector, connector
+            mount.health.succeeded()
+            self._sync.spawn(self._close_former(mount, former))
+        self._tree.forget_paths()
+        self._sync.wake()
+
+    async def _close_former(self, mount: Mount, former: Connector) -> None:
+        """Waits a bounded time for requests to a former connector, and closes it."""
+        await self._sync.finish_with(mount)
+        if mount.owned:
+            await asyncio.to_thread(former.close)
+
+    def _at(self, path: bytes) -> Mount:
+        mount = self._tree.by_path(_clean(path))
+        if mount is None:
+            raise NotFound(
+                "no source is there",
+                remedy="`cachefs ufs ls` shows the sources",
+                path=_shown(_clean(path)),
+            )
+        return mount
+
     async def remove(self, path: bytes) -> None:
         """See `Master.remove_ufs`."""
         await asyncio.shield(self._sync.spawn(self._remove(path)))
 
     async def _remove(self, path: bytes) -> None:
         async with self._changing:
-            mount = self._tree.by_path(_clean(path))
-            if mount is None:
-                raise NotFound("no source is there", path=_shown(_clean(path)))
+            mount = self._at(path)
             asked = await self._sync.write(lambda txn: remove_mount(txn, mount.root))
             self._tree.remove(mount.root)
             if mount.root == ROOT_INO:
@@ -162,9 +212,7 @@ class MountTable:
 
     async def _retire(self, mount: Mount) -> None:
         """Waits a bounded time for requests of the mount, then closes its connector if owned."""
-        await self._sync.finish_with(mount)
-        if mount.owned:
-            await asyncio.to_thread(mount.connector.close)
+        await self._close_former(mount, mount.connector)
 
     async def _look_at(self, path: bytes) -> str:
         """Looks up each directory of the path, as far as origins answer. Returns a warning if the
@@ -177,7 +225,7 @@ class MountTable:
                 return ""
             last = depth == len(segments) - 1
             if last:
-                return "" if self._tree.is_held(inode.ino) else f"it hides {self._at(at, name)}"
+                return "" if self._tree.is_held(inode.ino) else f"it hides {self._url(at, name)}"
             if inode.kind is not Kind.DIRECTORY:
                 raise NotADirectory("a file is on the way", path=_shown(path))
             at = inode.ino
@@ -189,7 +237,7 @@ class MountTable:
         except CacheFSError:  # the origin is unavailable: the store's transaction decides
             return None
 
-    def _at(self, parent: int, name: bytes) -> str:
+    def _url(self, parent: int, name: bytes) -> str:
         with self._store.snapshot() as reader:
             place = self._tree.directory(Names(reader), parent)
         return place.mount.shown(place.of(name))
@@ -198,12 +246,9 @@ class MountTable:
 
     def attach(self, path: bytes, connector: Connector | CacheFSError) -> None:
         """See `Master.attach_recorded`."""
-        mount = self._tree.by_path(_clean(path))
-        if mount is None:
-            raise NotFound("no source is there", path=_shown(_clean(path)))
         if isinstance(connector, CacheFSError):
             connector = UnavailableConnector(connector)
-        mount.connector = connector
+        self._at(path).connector = connector
 
     async def check(self, within_s: float) -> list[str]:
         """See `Master.check_sources`."""
@@ -258,6 +303,27 @@ def _row(mount: Mount) -> UfsRow:
 
 def _is_absent(mount: Mount) -> bool:
     return isinstance(mount.connector, UnavailableConnector)
+
+
+def _with_changes(record: MountRecord, call: SetUfs) -> MountRecord:
+    """Returns the record with the changes of a call. Raises BadConfig."""
+    options = {**record.source.options}
+    for name in call.unset:
+        if name not in options:
+            had = ", ".join(sorted(options)) or "none"
+            raise BadConfig(f"the source has no option {name!r}", remedy=f"its options: {had}")
+        del options[name]
+    source = UfsSpec(record.source.url, options | call.options)
+    if source.key != record.source.key:
+        raise BadConfig(
+            "endpoint_url names another store",
+            remedy="remove the source, and add the other one",
+            path=_shown(record.path),
+        )
+    interval_s = call.sync_interval_s
+    if interval_s is None:
+        interval_s = record.sync_interval_s
+    return msgspec.structs.replace(record, source=source, sync_interval_s=interval_s)
 
 
 def _kept(mount: Mount, asked: MountRecord) -> str:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cachefs.core.cluster import Place as Placed
-from cachefs.core.cluster import UfsAdded, UfsRow, Work, Worked
+from cachefs.core.cluster import SetUfs, UfsAdded, UfsRow, Work, Worked
 from cachefs.core.errors import (
     BadConfig,
     CacheFSError,
     IsADirectory,
-    NotADirectory,
     NotFound,
     Stale,
     Unsupported,
@@ -57,11 +56,10 @@ from master.jobs.job_context import JobContext
 from master.jobs.runner import Clocks
 from master.jobs.service import LoadJobs
 from master.manual_sync.service import Syncs
-from master.mounts import VOID_INTERVAL_S, MountTable
+from master.mounts import VOID_INTERVAL_S, MountTable, OpenConnector
 from master.origins.syncer import Syncer
 from master.policies import Policies
 from master.probes import Probes
-from master.state.freshness import MAX_VALID_S
 from master.state.records import MountRecord, name_of
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
@@ -252,6 +250,16 @@ class Master:
         assert found.inode is not None, "the root of a source is there"
         return found.inode
 
+    async def set_ufs(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
+        """Changes a source, which keeps its inos; see `SetUfs`. `open_connector` runs in a thread;
+        the new connector must answer before the change is made. Cancellation does not stop the
+        work."""
+        return await self._mounts.change(call, open_connector)
+
+    def pinned_below(self, path: bytes) -> list[bytes]:
+        """Returns the paths, at this one or below it, that a policy pins."""
+        return self._policies.table.pinned_below(path.strip(b"/"))
+
     async def remove_ufs(self, path: bytes) -> None:
         """Removes a source from the namespace. Its inos are Stale when this returns; its names are
         deleted in the background; the origin is not changed. Directories created for it are
@@ -300,16 +308,7 @@ class Master:
 
     async def resolve(self, path: bytes) -> Found:
         """Resolves a path; `inode` is None if a component is missing. Raises NotADirectory."""
-        found = Found(self.root, MAX_VALID_S)
-        for segment in path.split(b"/"):
-            if not segment or segment == b".":
-                continue
-            if found.inode is None:
-                return found
-            if found.inode.kind is not Kind.DIRECTORY:
-                raise NotADirectory("not a directory", path=path.decode("utf-8", "replace"))
-            found = await self.lookup(found.inode.ino, segment)
-        return found
+        return await self._answers.resolve(self.root, path)
 
     async def locate(self, ino: int) -> Origin:
         return self.locate_nowait(ino)

@@ -15,6 +15,7 @@ from tests.services.authority import Authority
 from tests.services.azurite import AzureServer, azurite
 from tests.services.examples import examples
 from tests.services.fake_gcs import GcsServer, fake_gcs
+from tests.services.hdfs import HdfsCluster, hdfs_cluster
 from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
 from tests.services.sshd import SftpServer, sshd
@@ -63,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    """A cluster of a NameNode and two DataNodes; `tests.turns` runs its tests in one process."""
+    with hdfs_cluster(tmp_path_factory.mktemp("hdfs")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

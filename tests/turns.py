@@ -6,13 +6,16 @@ from typing import Any
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+HDFS = "hdfs"  # one process starts the servers
 # Several real clusters at once would be slow to notice their silent members on few cores.
-TOGETHER = {"tests/integration/test_cluster": "clusters"}
+TOGETHER = {"tests/integration/test_cluster": "clusters", "tests/hdfs/": HDFS}
 
 
 def group(node_id: str) -> str:
     """Tests of one group run in one process, one after another."""
-    path = node_id.partition("::")[0]
+    path, _, test = node_id.partition("::")
+    if f"[{HDFS}" in test:
+        return HDFS
     return next((name for start, name in TOGETHER.items() if path.startswith(start)), path)
 
 

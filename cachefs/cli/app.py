@@ -44,7 +44,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "down": ("down", "End the cluster on this machine."),
         "master": ("master", "Run the master of a cluster."),
         "worker": ("worker", "Run this node's worker, a member of a cluster."),
-        "ufs": ("ufs", "Manage the sources of a cluster: add, ls, rm."),
+        "ufs": ("ufs", "Manage the sources of a cluster: add, set, ls, rm."),
         "workers": ("workers", "Manage the workers of a cluster: list, drain, remove."),
         "location": ("location", "Show which workers own and which cache a file's blocks."),
         "fsck": ("fsck", "Verify the location and checksums of cached data."),

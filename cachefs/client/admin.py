@@ -165,7 +165,7 @@ class AdminClient:
 
     def status(self) -> dict[str, Any]:
         """Returns the content of `cachefs status`."""
-        return self.get("/status", a.Status).status
+        return self.get("/status", a.ClusterStatus).status
 
     def health(self, timeout_s: float = 0.0) -> list[HealthProblem]:
         """Returns the current problems, errors first."""
@@ -173,13 +173,7 @@ class AdminClient:
 
     def sources(self) -> list[c.UfsRow]:
         return [
-            c.UfsRow(
-                b"/" + a.bytes_of(one.path),
-                UfsSpec(one.url, one.options),
-                one.sync_interval_s,
-                one.origin_down,
-                one.warning,
-            )
+            one.row()
             for page in self.pages("/sources", a.Sources, {"limit": a.MAX_LIMIT})
             for one in page.items
         ]
@@ -188,8 +182,15 @@ class AdminClient:
         body = a.NewSource(a.text_of(path), source.url, source.options, sync_interval_s)
         return self.send("POST", "/sources", a.SourceAdded, body, timeout_s=ADD_TIMEOUT_S)
 
-    def remove_source(self, path: bytes) -> None:
-        self.delete("/sources", {"path": a.text_of(path)})
+    def change_source(self, call: c.SetUfs) -> c.UfsRow:
+        body = a.SourceChange(call.options, [*call.unset], call.sync_interval_s)
+        query = {"path": a.text_of(call.path)}
+        found = self.send("PATCH", "/sources", a.Source, body, query, timeout_s=ADD_TIMEOUT_S)
+        return found.row()
+
+    def remove_source(self, path: bytes, *, force: bool = False) -> None:
+        """Raises InUse for pinned paths without `force`."""
+        self.delete("/sources", {"path": a.text_of(path), "force": "true" if force else None})
 
     def workers(self) -> c.WorkerTable:
         """Returns the workers. `view.before` has the members while blocks move, else none."""
@@ -236,15 +237,15 @@ class AdminClient:
             unlisted_directories=pages[-1].unlisted_directories,
         )
 
-    def free(self, path: bytes) -> a.Freed:
+    def free(self, path: bytes) -> a.FreedBytes:
         """Frees a path on every worker that replies. Raises NotFound, InUse (pinned)."""
-        pages: list[a.Freed] = []
+        pages: list[a.FreedBytes] = []
         next: str | None = None
         while not pages or next is not None:
             body = a.FreeRequest(a.text_of(path), next)
-            pages.append(self.send("POST", "/free", a.Freed, body, timeout_s=WALK_TIMEOUT_S))
+            pages.append(self.send("POST", "/free", a.FreedBytes, body, timeout_s=WALK_TIMEOUT_S))
             next = pages[-1].next
-        return a.Freed(
+        return a.FreedBytes(
             sum(page.files for page in pages),
             sum(page.bytes for page in pages),
             sum(page.busy_files for page in pages),
@@ -265,7 +266,7 @@ class AdminClient:
             more,
         )
         key = key or secrets.token_hex(16)
-        found = self.send("POST", "/jobs", a.JobSubmitted, body, key=key)
+        found = self.send("POST", "/jobs", a.SubmittedJob, body, key=key)
         return m.JobSubmitted(found.job, found.updated)
 
     def add_job_paths(
@@ -305,7 +306,7 @@ class AdminClient:
         return self.get(f"/syncs/{sync}", Sync, {"next": after or None}).reply()
 
 
-def _all_silent(pages: Sequence[a.Usage | a.Freed]) -> list[str]:
+def _all_silent(pages: Sequence[a.Usage | a.FreedBytes]) -> list[str]:
     return [*dict.fromkeys(line for page in pages for line in page.silent)]
 
 
@@ -340,7 +341,8 @@ _CALLS: Final[dict[type[m.Message], Callable[[AdminClient, Any], m.Message]]] = 
     c.MasterStatus: lambda client, _: c.MasterStatusReply(client.status()),
     c.ListUfs: lambda client, _: c.UfsTable(client.sources()),
     c.AddUfs: _added,
-    c.RemoveUfs: _done(lambda client, call: client.remove_source(call.path)),
+    c.SetUfs: lambda client, call: c.UfsChanged(client.change_source(call)),
+    c.RemoveUfs: _done(lambda client, call: client.remove_source(call.path, force=call.force)),
     c.ListWorkers: lambda client, _: client.workers(),
     c.Drain: _done(lambda client, call: client.drain(call.worker, undo=call.undo)),
     c.RemoveWorker: _done(lambda client, call: client.remove_worker(call.worker)),

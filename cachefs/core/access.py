@@ -236,6 +236,7 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     # A source is read with the credentials of the cluster's machines: a caller that adds one can
     # read everything that they can read, at any path.
     c.AddUfs: Need.WRITE | Need.ALL,
+    c.SetUfs: Need.WRITE | Need.ALL,
     c.RemoveUfs: Need.WRITE | Need.ALL,
     c.Drain: Need.WRITE | Need.ALL,
     c.RemoveWorker: Need.WRITE | Need.ALL,

@@ -20,6 +20,7 @@ from cachefs.core.admin_paths import bytes_of as bytes_of
 from cachefs.core.admin_paths import text_of as text_of
 from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobSpec, JobState, JobStatus
+from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
 
 API: Final = "/api/v1"
@@ -76,7 +77,7 @@ class Health(Answer, frozen=True):
     items: list[HealthProblem]
 
 
-class Status(Answer, frozen=True):
+class ClusterStatus(Answer, frozen=True):
     """The content of `cachefs status`: plain values, see docs/operations.md."""
 
     status: dict[str, Any]
@@ -92,6 +93,15 @@ class NewSource(Request, frozen=True):
     url: Annotated[str, Meta(min_length=1, max_length=4096)]
     options: dict[str, str] = {}
     sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] = 60.0
+
+
+class SourceChange(Request, frozen=True):
+    """Changes of a source: `options` are set, the options `unset` removed. null: the sync interval
+    stays. Its inodes and cached bytes stay."""
+
+    options: dict[str, str] = {}
+    unset: list[str] = []
+    sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
 
 
 class SourceAdded(Answer, frozen=True):
@@ -120,6 +130,15 @@ class Source(Answer, frozen=True):
             row.sync_interval_s,
             row.origin_down,
             row.warning,
+        )
+
+    def row(self) -> c.UfsRow:
+        return c.UfsRow(
+            b"/" + bytes_of(self.path),
+            UfsSpec(self.url, self.options),
+            self.sync_interval_s,
+            self.origin_down,
+            self.warning,
         )
 
 
@@ -267,7 +286,7 @@ class FreeRequest(Request, frozen=True):
     next: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class Freed(Answer, frozen=True):
+class FreedBytes(Answer, frozen=True):
     """The freed bytes. If `next` is set, request the next page and add up. A file counts once for
     each worker that cached it. Bytes of `busy_files` are freed at their last close."""
 
@@ -363,7 +382,7 @@ class NewJob(Request, frozen=True):
         )
 
 
-class JobSubmitted(Answer, frozen=True):
+class SubmittedJob(Answer, frozen=True):
     """A job that was submitted. `updated`: it already existed and continues with these settings."""
 
     job: int

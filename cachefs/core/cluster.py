@@ -43,9 +43,19 @@ from cachefs.core.messages import (
     SubmitJob,
     SyncReply,
 )
-from cachefs.core.model import Inode, NamespaceId, Origin, UfsSpec
+from cachefs.core.model import Inode, NamespaceId, Origin
 from cachefs.core.placement import View
 from cachefs.core.policies import Rule
+from cachefs.core.ufs import AddUfs as AddUfs
+from cachefs.core.ufs import GetUfs as GetUfs
+from cachefs.core.ufs import ListUfs as ListUfs
+from cachefs.core.ufs import RemoveUfs as RemoveUfs
+from cachefs.core.ufs import SetUfs as SetUfs
+from cachefs.core.ufs import UfsAdded as UfsAdded
+from cachefs.core.ufs import UfsChanged as UfsChanged
+from cachefs.core.ufs import UfsFound as UfsFound
+from cachefs.core.ufs import UfsRow as UfsRow
+from cachefs.core.ufs import UfsTable as UfsTable
 from cachefs.core.verify import Verified as Verified
 from cachefs.core.verify import Verify as Verify
 
@@ -265,53 +275,7 @@ class Events(Message, frozen=True):
     store_run: int = 0
 
 
-class GetUfs(Message, frozen=True):
-    """Requests the source with this key (`Origin.ufs`). Answered by UfsFound; raises NotFound."""
-
-    key: str
-
-
-class UfsFound(Message, frozen=True):
-    source: UfsSpec
-
-
 # ---- operators -----------------------------------------------------------------------------------
-
-
-class AddUfs(Message, frozen=True):
-    """Mounts a source at a directory of the namespace ("/imagenet"), which is created. Idempotent.
-    Raises the origin's error, and InUse if another source is mounted there."""
-
-    path: bytes
-    source: UfsSpec
-    sync_interval_s: float = 60.0
-
-
-class UfsAdded(Message, frozen=True):
-    root: Inode
-    warning: str = ""
-
-
-class RemoveUfs(Message, frozen=True):
-    """Answered by Done. Raises NotFound."""
-
-    path: bytes
-
-
-class ListUfs(Message, frozen=True):
-    pass
-
-
-class UfsRow(msgspec.Struct, frozen=True):
-    path: bytes
-    source: UfsSpec
-    sync_interval_s: float
-    origin_down: bool = False
-    warning: str = ""
-
-
-class UfsTable(Message, frozen=True):
-    rows: list[UfsRow]
 
 
 class ListWorkers(Message, frozen=True):
@@ -461,7 +425,7 @@ Call = (
     | Locate | ListNext | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
     | StartSync | GetSync
-    | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
+    | AddUfs | SetUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
     | Have | Offer | Doubt | Verify | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (
@@ -469,7 +433,7 @@ Answer = (
     | Greeted | Found | Listing | Batched
     | Rules | PolicySet | PoliciesAt
     | Located | Permitted | Walked | Events | UfsFound
-    | UfsAdded | UfsTable | WorkerTable | MasterStatusReply
+    | UfsAdded | UfsChanged | UfsTable | WorkerTable | MasterStatusReply
     | JobSubmitted | JobReply | JobTable | JobFailures | Worked | SyncReply
     | Had | Verified | Dropped | WorkerStatusReply
 )  # fmt: skip

@@ -78,6 +78,10 @@ class Config:
         value = self.values[name].value
         return undecided if value is None else bool(value)
 
+    def is_flag(self, name: str) -> bool:
+        """Returns True if a flag of the command line sets the value."""
+        return self.values[name].source.startswith("flag ")
+
     def source_options(self, keep: Collection[str]) -> dict[str, str]:
         """Returns the options of a `UfsSpec`: only those that are set, so that a source keeps one
         identity. Options not in `keep` (of other schemes) are included only if a flag sets them, so
@@ -85,14 +89,14 @@ class Config:
         chosen = {}
         for name, option in SOURCE_OPTIONS.items():
             entry = self.values[name]
-            wanted = option in keep or entry.source.startswith("flag ")
+            wanted = option in keep or self.is_flag(name)
             if wanted and entry.value not in ("", False, entry.setting.default):
                 chosen[option] = "true" if entry.value is True else str(entry.value)
         return chosen | self._named_options(keep)
 
     def _named_options(self, keep: Collection[str]) -> dict[str, str]:
         """Returns the options that are given as NAME=VALUE."""
-        is_flag = self.values["source_options"].source.startswith("flag ")
+        is_flag = self.is_flag("source_options")
         named = {}
         for text in self.items("source_options"):
             name, separator, value = text.partition("=")

@@ -144,7 +144,7 @@ class SyncService(Protocol):
     async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply: ...
 
 
-class Sources(Protocol):
+class SourceServices(Protocol):
     """The namespaces, by source: of the embedded server, or of a node's masters."""
 
     async def attach(self, body: Attach) -> Attached: ...

@@ -17,72 +17,14 @@ from cachefs.core.setting import (
     Setting,
     Type,
 )  # fmt: skip
+from cachefs.core.source_settings import SOURCE_COMMANDS, SOURCE_SETTINGS
 
 _CLIENTS: Final = ("mount", "worker", *CLIENT_COMMANDS)
 _SERVERS: Final = ("master", "worker")
 _CACHES: Final = ("mount", "worker")
-_SOURCES: Final = ("mount", "ufs add")
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting(
-        "endpoint_url",
-        Type.URL,
-        "",
-        "URL of the object store's server, for stores other than the cloud's own.",
-        "the cloud's own",
-        commands=_SOURCES,
-    ),
-    Setting(
-        "aws_profile",
-        Type.TEXT,
-        "",
-        "Profile of the AWS configuration files.",
-        "the AWS default chain",
-        commands=_SOURCES,
-    ),
-    Setting(
-        "region",
-        Type.TEXT,
-        "",
-        "Region of the bucket.",
-        "detected from the bucket",
-        commands=_SOURCES,
-    ),
-    Setting(
-        "requester_pays",
-        Type.SWITCH,
-        False,
-        "Accept the charges of requester-pays buckets.",
-        commands=_SOURCES,
-    ),
-    Setting(
-        "anonymous", Type.SWITCH, False, "Send no credentials (public buckets).", commands=_SOURCES
-    ),
-    Setting(
-        "ca_bundle",
-        Type.PATH,
-        "",
-        "PEM file of certificate authorities to trust.",
-        "the system's",
-        commands=_SOURCES,
-    ),
-    Setting(
-        "addressing_style",
-        Type.CHOICE,
-        "auto",
-        "Bucket in the path or in the host name; auto: path with an endpoint URL.",
-        choices=("auto", "path", "virtual"),
-        commands=_SOURCES,
-    ),
-    Setting(
-        "source_options",
-        Type.LIST,
-        "",
-        "Options of the source's own scheme, each as NAME=VALUE.",
-        "none",
-        commands=_SOURCES,
-        option="option",
-    ),
+    *SOURCE_SETTINGS,
     Setting(
         "cache_dir",
         Type.PATH,
@@ -141,7 +83,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Age at which names and attributes are checked again at the origin;"
         " 0: every access, -1: never.",
         minimum=-1,
-        commands=_SOURCES,
+        commands=SOURCE_COMMANDS,
     ),
     Setting(
         "allow_other", Type.SWITCH, None, "Let other users see the mount.", "yes for root, else no"

@@ -16,10 +16,11 @@ from cachefs.kube.api import KubeApi
 from cachefs.kube.dataset import Dataset, Rules
 from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.master_view import MasterView
-from cachefs.kube.names import FINALIZER, VOLUME, Key, Object
+from cachefs.kube.names import FINALIZER, Key, Object
 from cachefs.kube.reporter import Reporter, utc_now
 from cachefs.kube.status import Status
 from cachefs.kube.steps import Failure, Objects, Seen, Step, Use
+from cachefs.kube.volume_users import users
 
 MOST_STEPS: Final = 40
 FIGURES_S: Final = 5.0  # between two writes of nothing but figures
@@ -88,7 +89,7 @@ class DatasetHandler:
             case steps.LookAtObjects():
                 return dataset, _with(seen, objects=await self._objects(dataset))
             case steps.LookAtPods():
-                return dataset, _with(seen, users=await self._users(dataset))
+                return dataset, _with(seen, users=await users(self._api, dataset.path))
         try:
             return dataset, _with(await self._changed(step, seen), failure=None)
         except Stale:
@@ -163,16 +164,6 @@ class DatasetHandler:
         kind = "PersistentVolumeClaim" if key[0] else "PersistentVolume"
         with contextlib.suppress(NotFound):
             await self._api.delete(kind, key, metadata["uid"])
-
-    async def _users(self, dataset: Dataset) -> tuple[str, ...]:
-        """Returns the pods that use the data, in the namespaces that have claims of it."""
-        shown = [one async for one in self._api.list("PersistentVolume", labels=VOLUME)]
-        claims = volumes.claims_of(dataset.path, shown)
-        used: list[str] = []
-        for namespace in sorted({dataset.namespace, *(namespace for namespace, _ in claims)}):
-            pods = [one async for one in self._api.list("Pod", namespace)]
-            used += volumes.users_of(dataset.path, claims, pods)
-        return tuple(used)
 
     async def _finalizers(self, dataset: Dataset, finalizers: list[str]) -> Dataset:
         metadata = {"finalizers": finalizers, "resourceVersion": dataset.resource_version}

@@ -30,7 +30,7 @@ class Election:
         self._namespace = namespace
         self._name = name
         self._clock = clock
-        self._seen: lease.Seen | None = None
+        self._seen: lease.SeenLease | None = None
         self._held: Object | None = None
         self._renewed_at_s = 0.0
 

@@ -19,7 +19,7 @@ RENEW_S: Final = 3.0
 LOOK_S: Final = 2.0
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenLease(msgspec.Struct, frozen=True):
     """The Lease as it was when it last changed. `at_s`: of this replica's clock."""
 
     version: str
@@ -37,17 +37,17 @@ class WaitFor(msgspec.Struct, frozen=True):
     holder: str
 
 
-def look(found: Object | None, before: Seen | None, now: float) -> Seen | None:
+def look(found: Object | None, before: SeenLease | None, now: float) -> SeenLease | None:
     """Returns what was seen of the Lease, with the time at which it changed."""
     if found is None:
         return None
     version = found["metadata"].get("resourceVersion", "")
     if before is not None and before.version == version:
         return before
-    return Seen(version, (found.get("spec") or {}).get("holderIdentity") or "", now)
+    return SeenLease(version, (found.get("spec") or {}).get("holderIdentity") or "", now)
 
 
-def decide(found: Object | None, seen: Seen | None, me: str, now: float) -> Take | WaitFor:
+def decide(found: Object | None, seen: SeenLease | None, me: str, now: float) -> Take | WaitFor:
     """Returns whether this replica may take the Lease."""
     if found is None or seen is None:
         return Take(None)

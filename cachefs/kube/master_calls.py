@@ -76,7 +76,8 @@ class MasterCalls:
     async def detach(self, path: str) -> None:
         """Removes a source. Idempotent. The origin is not changed."""
         await self._run(
-            self._quick, lambda c: _unless_gone(lambda: c.remove_source(a.bytes_of(path)))
+            self._quick,
+            lambda c: _unless_gone(lambda: c.remove_source(a.bytes_of(path), force=True)),
         )
 
     async def set_policy(self, path: str, policy: Policy) -> None:

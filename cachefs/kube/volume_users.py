@@ -25,11 +25,12 @@ SLACK_S: Final = 5.0  # for the unmount itself
 EVERYTHING: Final = ""  # as a path: every volume of the driver shows something below it
 
 
-async def users(api: KubeApi) -> tuple[str, ...]:
-    """Returns NAMESPACE/NAME of the pods that run with a volume of ours. Raises as KubeApi."""
+async def users(api: KubeApi, path: str) -> tuple[str, ...]:
+    """Returns NAMESPACE/NAME of the pods, of all namespaces, that run with a volume of a path of
+    the cluster or of something below it. Raises as KubeApi."""
     volumes = [one async for one in api.list("PersistentVolume")]
     pods = [one async for one in api.list("Pod")]
-    return users_of(EVERYTHING, claims_of(EVERYTHING, volumes), pods)
+    return users_of(path, claims_of(path, volumes), pods)
 
 
 async def check(
@@ -43,7 +44,7 @@ async def check(
 
 
 async def _check_unused(api: KubeApi) -> None:
-    found = await users(api)
+    found = await users(api, EVERYTHING)
     if found:
         raise InUse(
             f"pods use volumes of {DRIVER}: {in_words(found)}",

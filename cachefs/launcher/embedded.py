@@ -143,7 +143,7 @@ class Source:
 
 
 class EmbeddedSources:
-    """The sources of this server (`worker.server.server.Sources`)."""
+    """The sources of this server (`cachefs.core.services.SourceServices`)."""
 
     def __init__(
         self, home: StateHome, deadline_s: float, pointer: Pointer, cache_dir: str

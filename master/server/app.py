@@ -53,10 +53,11 @@ from master.namespace import Master
 from master.server.admin.app import AdminApp
 from master.server.admin.at import Backend, Peers
 from master.server.call_metrics import CallMetrics
-from master.server.calls import Calls, OpenConnector
+from master.server.calls import Calls
 from master.server.http import Answer, read_body, status_of
 from master.server.members import Members
 from master.server.metrics import MasterCollector
+from master.server.sources import OpenConnector
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, get_args
 
@@ -22,21 +21,20 @@ from cachefs.core import messages as m
 from cachefs.core.access import Caller, inos_of, permit
 from cachefs.core.errors import (
     AccessDenied,
-    BadConfig,
     CacheFSError,
     NotFound,
     ProtocolError,
     Stale,
     Throttled,
 )
-from cachefs.core.model import ContentId, Inode, NamespaceId, UfsSpec
+from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import Permission
-from connectors.base import Connector
 from master.jobs.service import LoadJobs
 from master.server.jobs import JobCalls
 from master.server.members import Members
 from master.server.single_worker import SingleWorkerMembership
+from master.server.sources import OpenConnector, SourceCall, SourceCalls, Sources
 from master.server.streams import EventPolls
 from master.server.walks import Walks
 from master.store.run import StoreRun
@@ -46,11 +44,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_POLLS: Final = 4096  # long polls in flight
 NOWAIT_AT_ONCE: Final = 100  # items of a batch before the event loop runs other calls
-MAX_ADDITIONS: Final = 8
 ORIGIN_AT_ONCE: Final = 64  # items of a batch that may wait for origins at a time
 
 
-class Namespace(Protocol):
+class Namespace(Sources, Protocol):
     """The part of `master.namespace.Master` that calls use."""
 
     @property
@@ -74,7 +71,6 @@ class Namespace(Protocol):
     def known_files(
         self, ino: int, on_unlisted: Callable[[int], None] | None = None
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
-    def ufs(self, key: str) -> UfsSpec: ...
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
     async def policies_at(self, path: bytes) -> m.PoliciesAt: ...
@@ -83,15 +79,9 @@ class Namespace(Protocol):
     async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply: ...
     def events(self, after: int) -> AsyncIterator[m.Invalidate]: ...
     def status(self) -> dict[str, Any]: ...
-    def ufs_rows(self) -> list[c.UfsRow]: ...
-    async def remove_ufs(self, path: bytes) -> None: ...
-    async def add_ufs(
-        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
-    ) -> c.UfsAdded: ...
 
 
 _JobCall = m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob
-OpenConnector = Callable[[UfsSpec], Connector]
 
 
 class Calls:
@@ -107,9 +97,8 @@ class Calls:
         """Keeps `open_connector`, which blocks: threads call it. `certificate`: for the status."""
         self.members = members
         self._master = master
-        self._open_connector = open_connector
+        self._sources = SourceCalls(master, open_connector)
         self._certificate = certificate
-        self._additions: set[asyncio.Task[c.UfsAdded]] = set()
         self._polls = EventPolls(master)
         self._walks = Walks()
         self._waiting = 0  # long polls
@@ -118,7 +107,7 @@ class Calls:
 
     async def close(self) -> None:
         """Finishes adding sources, then ends walks and long polls."""
-        await asyncio.gather(*self._additions, return_exceptions=True)
+        await self._sources.close()
         await self._walks.close()
         self._master.load_jobs.release()
         await self._polls.close()
@@ -336,44 +325,8 @@ class Calls:
 
     # ---- operators -------------------------------------------------------------------------------
 
-    async def _ufs(self, call: c.GetUfs, caller: Caller) -> m.Message:
-        source = self._master.ufs(call.key)
-        if caller.prefix and not any(row.source.key == call.key for row in self._rows(caller)):
-            raise AccessDenied("this source is out of reach of this token")
-        return c.UfsFound(source)
-
-    def _rows(self, caller: Caller) -> Iterable[c.UfsRow]:
-        """Yields the sources of which the caller may see a part."""
-        for row in self._master.ufs_rows():
-            root = row.path.strip(b"/")
-            if caller.sees(root) or not root or (caller.prefix + b"/").startswith(root + b"/"):
-                yield row
-
-    async def _add_ufs(self, call: c.AddUfs, caller: Caller) -> m.Message:
-        """Adds a source. Cancellation does not stop the work: the master owns the connector."""
-        if math.isnan(call.sync_interval_s):
-            raise BadConfig("the sync interval is no number")
-        if len(self._additions) >= MAX_ADDITIONS:
-            raise Throttled(f"{MAX_ADDITIONS} sources are being added")
-        task = asyncio.ensure_future(self._add(call))
-        self._additions.add(task)
-        task.add_done_callback(self._additions.discard)
-        return await asyncio.shield(task)
-
-    async def _add(self, call: c.AddUfs) -> c.UfsAdded:
-        source = call.source
-        connector = await asyncio.to_thread(self._open_connector, source)
-        added = await self._master.add_ufs(call.path, source, connector, call.sync_interval_s)
-        log.info("source %s is at /%s", source.url, _shown(call.path))
-        return added
-
-    async def _remove_ufs(self, call: c.RemoveUfs, caller: Caller) -> m.Message:
-        await self._master.remove_ufs(call.path)
-        log.info("the source at /%s is removed", _shown(call.path))
-        return m.Done()
-
-    async def _list_ufs(self, call: c.ListUfs, caller: Caller) -> m.Message:
-        return c.UfsTable(self._master.ufs_rows())
+    async def _source(self, call: SourceCall, caller: Caller) -> m.Message:
+        return await self._sources.answer(call, caller)
 
     async def _set_policy(self, call: m.SetPolicy, caller: Caller) -> m.Message:
         """Sets a policy. A cancelled call may have set it; the caller can repeat the call."""
@@ -477,13 +430,10 @@ _LATER: Final[dict[type, Callable[[Calls, Any, Caller], Awaitable[m.Message]]]] 
     m.GetPolicies: Calls._policies,
     c.Walk: Calls._walk,
     c.GetEvents: Calls._events,
-    c.GetUfs: Calls._ufs,
-    c.AddUfs: Calls._add_ufs,
-    c.RemoveUfs: Calls._remove_ufs,
-    c.ListUfs: Calls._list_ufs,
     m.StartSync: Calls._start_sync,
     m.GetSync: Calls._sync,
     c.MasterStatus: Calls._status,
     **dict.fromkeys(get_args(_JobCall), Calls._job),
+    **dict.fromkeys(get_args(SourceCall), Calls._source),
     c.Work: Calls._work,
 }

@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True):
     set_back: bool = False
 
 
-class _Worker:
+class _Member:
     """One worker as the master knows it."""
 
     __slots__ = ("beat", "drained_from", "draining", "info", "lost", "seen_at", "told")
@@ -152,7 +152,7 @@ class Membership:
         old = self._workers.get(event.worker)
         if old is None and len(self._workers) >= MAX_WORKERS:
             raise Throttled(f"there are {MAX_WORKERS} workers", remedy="remove lost ones")
-        worker = _Worker(event, now)
+        worker = _Member(event, now)
         if old is not None:
             worker.draining, worker.drained_from = old.draining, old.drained_from
         self._heard(now)
@@ -165,7 +165,7 @@ class Membership:
         save = changed or (not is_same and event.weight > 0)
         return Outcome(self._view, save, changed, tuple(notes), set_back)
 
-    def _displace(self, new: _Worker) -> Iterator[str]:
+    def _displace(self, new: _Member) -> Iterator[str]:
         """Marks earlier workers at the same address as lost (an emptied tier has a new id)."""
         for other in self._workers.values():
             if other is new or other.lost or _place(other.info) != _place(new.info):
@@ -190,7 +190,7 @@ class Membership:
             worker.told = self._version
         return Outcome(Beaten(view, True, worker.draining), changed, changed, set_back=set_back)
 
-    def _needs_view(self, worker: _Worker, beat: Heartbeat) -> bool:
+    def _needs_view(self, worker: _Member, beat: Heartbeat) -> bool:
         if beat.epoch != self._epoch:
             return True
         return (worker.told if beat.version < 0 else beat.version) != self._version
@@ -244,7 +244,7 @@ class Membership:
             return Outcome(Done(), notes=notes)
         return self._lose_all(gone, now)
 
-    def _lose_all(self, gone: Iterable[_Worker], now: float) -> Outcome:
+    def _lose_all(self, gone: Iterable[_Member], now: float) -> Outcome:
         notes = [note for worker in gone if (note := self._lose(worker, now))]
         if not notes:
             return Outcome(Done())
@@ -252,7 +252,7 @@ class Membership:
         save = changed or any(worker.info.weight > 0 for worker in gone)
         return Outcome(Done(), save, changed, tuple(notes))
 
-    def _lose(self, worker: _Worker, now: float) -> str:
+    def _lose(self, worker: _Member, now: float) -> str:
         """Marks a silent worker as lost; removes it after a week, a mount's own worker at once."""
         id = worker.info.worker
         if worker.info.weight == 0:
@@ -290,7 +290,7 @@ class Membership:
         del self._workers[worker.info.worker]
         return self._done(worker, "is removed")
 
-    def _named(self, name: str) -> _Worker:
+    def _named(self, name: str) -> _Member:
         """Finds a worker by id, host:port or unique id prefix. Raises NotFound, BadConfig."""
         exact = self._workers.get(name)
         if exact is not None:
@@ -304,7 +304,7 @@ class Membership:
             raise BadConfig(f"{len(found)} workers match {name}", remedy="give more of the id")
         return found[0]
 
-    def _state(self, worker: _Worker) -> State:
+    def _state(self, worker: _Member) -> State:
         """Returns the state that operators see."""
         return State.LOST if self._hears_nobody else worker.state
 
@@ -322,7 +322,7 @@ class Membership:
 
     # ---- epochs ----------------------------------------------------------------------------------
 
-    def _done(self, worker: _Worker, what: str) -> Outcome:
+    def _done(self, worker: _Member, what: str) -> Outcome:
         changed = self._refresh()
         save = changed or worker.info.weight > 0
         return Outcome(Done(), save, changed, (f"{_shown(worker.info)} {what}",))
@@ -401,14 +401,14 @@ def _check(event: Register) -> None:
         raise BadConfig(f"a worker cannot be reached at {event.url!r}")
 
 
-def _revived(kept: Kept, now: float) -> _Worker:
+def _revived(kept: Kept, now: float) -> _Member:
     info = Register(kept.id, kept.url, kept.weight, kept.host, kept.capacity_bytes, kept.version)
-    worker = _Worker(info, now)
+    worker = _Member(info, now)
     worker.draining, worker.drained_from, worker.lost = kept.draining, kept.drained_from, kept.lost
     return worker
 
 
-def _kept(worker: _Worker) -> Kept:
+def _kept(worker: _Member) -> Kept:
     info = worker.info
     return Kept(
         info.worker,
@@ -423,7 +423,7 @@ def _kept(worker: _Worker) -> Kept:
     )
 
 
-def _row(worker: _Worker, state: State, now: float) -> WorkerRow:
+def _row(worker: _Member, state: State, now: float) -> WorkerRow:
     info, beat = worker.info, worker.beat
     return WorkerRow(
         info.worker,
@@ -454,7 +454,7 @@ def _shown(info: Register) -> str:
     return f"worker {info.worker[:8]} at {_address(info.url)}"
 
 
-def _registered(event: Register, old: _Worker | None) -> str:
+def _registered(event: Register, old: _Member | None) -> str:
     if old is None:
         return f"{_shown(event)} registers with weight {event.weight:g}"
     back = "is back" if old.lost else "registers again"

@@ -81,6 +81,11 @@ class PolicyTable:
         ]
         return sorted(found, key=lambda item: item[0])
 
+    def pinned_below(self, path: bytes) -> list[bytes]:
+        """Returns the paths whose own policy pins them: this one, and those below it, sorted."""
+        pinned = [where for where, policy in self.below(path) if policy.pin]
+        return [path, *pinned] if self.at(path).pin else pinned
+
     def nearest(self, path: bytes) -> bytes | None:
         """Returns the innermost path with a policy, at or above this one."""
         if not self._policies:

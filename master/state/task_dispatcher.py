@@ -69,7 +69,7 @@ class AssignedTask(msgspec.Struct, frozen=True, gc=False):
 Unowned = list[tuple[int, Part]]  # (job, part) without an owner of its rank
 
 
-class _Worker:
+class _TaskWorker:
     """A worker that requests tasks."""
 
     def __init__(self, now: float) -> None:
@@ -91,7 +91,7 @@ class TaskDispatcher:
         self._number = 0
         self._orders: dict[int, Order] = {}
         self._queues: dict[str, dict[int, deque[TaskBatch]]] = {}
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _TaskWorker] = {}
         self._placement: Placement | None = None
 
     # ---- jobs ------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class TaskDispatcher:
         unowned: Unowned = []
         worker = self._workers.get(call.worker)
         if worker is None:
-            worker = self._workers[call.worker] = _Worker(now)
+            worker = self._workers[call.worker] = _TaskWorker(now)
         elif call.run != self.run:
             unowned = self._release(call.worker)
         worker.seen_s = now
@@ -210,7 +210,7 @@ class TaskDispatcher:
     # ---- inside ----------------------------------------------------------------------------------
 
     @staticmethod
-    def _lost(worker: _Worker, seen: int) -> list[Task]:
+    def _lost(worker: _TaskWorker, seen: int) -> list[Task]:
         """Returns the tasks that were handed out but did not arrive."""
         if seen < 0 or not worker.given or next(reversed(worker.given)) <= seen:
             return []
@@ -232,7 +232,7 @@ class TaskDispatcher:
                 unowned += [(job, part) for part in parts]
         return unowned
 
-    def _next(self, name: str, worker: _Worker) -> TaskBatch | None:
+    def _next(self, name: str, worker: _TaskWorker) -> TaskBatch | None:
         queues = self._queues.get(ANYBODY if self._placement is None else name)
         if not queues:
             return None
@@ -256,7 +256,7 @@ class TaskDispatcher:
         hold_until_s = wall_s + order.hold_s if order.hold_s else 0.0
         return Task(self._number, pack.job, TaskKind.LOAD, files, hold_until_s, order.hold_read)
 
-    def _running(self, name: str, worker: _Worker) -> dict[int, int]:
+    def _running(self, name: str, worker: _TaskWorker) -> dict[int, int]:
         worker.shares = {job: self._share(order, name) for job, order in self._orders.items()}
         return worker.shares
 
@@ -288,7 +288,7 @@ class TaskDispatcher:
         return self._workers[name].bytes.get(job, 0) + sum(pack.bytes for pack in waiting)
 
 
-def _turn(worker: _Worker, order: Order) -> tuple[int, int, int]:
+def _turn(worker: _TaskWorker, order: Order) -> tuple[int, int, int]:
     """Returns the sort key of a job; the smallest is next: priority, fairness, age."""
     turn = max(worker.turn, worker.turns.get(order.job, 0))
     return -PRIORITIES.index(order.priority), turn, order.job

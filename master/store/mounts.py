@@ -51,6 +51,15 @@ def add_mount(txn: Transaction, record: MountRecord) -> Added:
     return Added(at, parents)
 
 
+def change_mount(txn: Transaction, root: int, record: MountRecord) -> None:
+    """Replaces the record of a source, which keeps its identity. Workers learn it by the event for
+    everything. Raises NotFound."""
+    if txn.mount(root) is None:
+        raise NotFound("no source is there")
+    txn.announce(*EVERYTHING)
+    txn.put_mount(root, record)
+
+
 def remove_mount(txn: Transaction, root: int) -> list[int]:
     """Removes a source. Its names are invalid at once; the orphan collection deletes them later.
     Returns the directories that the origin must list again. Raises NotFound."""

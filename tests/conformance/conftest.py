@@ -18,6 +18,7 @@ from tests.conformance.origins import (
     FileOrigin,
     FsspecMemoryOrigin,
     GcsOrigin,
+    HdfsOrigin,
     MemoryOrigin,
     OriginFactory,
     S3Origin,
@@ -51,7 +52,7 @@ def new_origin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
-    s3-versitygw, s3-versitygw-tls, s3-moto, gcs, azure, fsspec-local, fsspec-memory,
+    s3-versitygw, s3-versitygw-tls, s3-moto, gcs, azure, hdfs, fsspec-local, fsspec-memory,
     fsspec-sftp, arrow-local, arrow-s3."""
     servers = {"s3-versitygw": "s3", "s3-versitygw-tls": "s3_tls", "s3-moto": "moto"}
     numbers = itertools.count(1)
@@ -90,6 +91,9 @@ def new_origin(
         elif kind.startswith(("fsspec", "arrow")):
             root = tmp_path_factory.mktemp("origin")
             origin = of_library(kind, root)
+        elif kind == "hdfs":
+            cluster = request.getfixturevalue("hdfs")
+            origin = HdfsOrigin(cluster, f"{prefix}-{next(numbers)}")
         elif kind == "gcs":
             server = request.getfixturevalue("gcs_server")
             origin = GcsOrigin(server, f"b-{prefix}-{next(numbers)}")

@@ -19,6 +19,8 @@ from connectors.conformance.origin import Origin
 from connectors.meter import Meter
 from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.fake_gcs import GcsServer
+from tests.services.hdfs import HdfsCluster
+from tests.services.hdfs_files import write
 from tests.services.memory import MemoryConnector
 from tests.services.memory_writer import MemoryUploads, WritableMemory
 from tests.services.s3_server import S3Server
@@ -89,7 +91,7 @@ class MemoryOrigin(Origin):
 
 
 class ServerOrigin(Origin):
-    """A store that takes many files at once."""
+    """A store behind a network."""
 
     def put_all(self, files: dict[bytes, bytes]) -> None:
         """Puts 16 at a time, in an order that no listing has."""
@@ -126,6 +128,24 @@ class S3Origin(ServerOrigin):
 
     def delete(self, path: bytes) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
+
+
+class HdfsOrigin(ServerOrigin):
+    """A directory of a cluster, whose neighbour must not be seen."""
+
+    def __init__(self, cluster: HdfsCluster, name: str) -> None:
+        self._client = cluster.client()
+        self._root = f"/{name}/data"
+        self._client.mkdirs(self._root, create_parent=True)
+        write(self._client, f"{self._root}-not-below/x", b"other")
+        self.spec = UfsSpec(f"{cluster.url}{self._root}")
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        write(self._client, f"{self._root}/{path.decode()}", data)
+
+    def delete(self, path: bytes) -> None:
+        assert self._client.delete(f"{self._root}/{path.decode()}")
 
 
 class GcsOrigin(ServerOrigin):

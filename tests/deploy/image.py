@@ -27,7 +27,7 @@ CACHE_HOME: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cac
 TOOLS: Final = CACHE_HOME / "cachefs-tools"
 NAME: Final = "localhost/cachefs"
 BUILD_S: Final = 900.0
-KEPT: Final = 2  # builds, those of other clones too
+KEPT: Final = 4  # builds, those of other clones too: more than run at once
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _MOUNTED: Final = """\
 set -eu

@@ -46,7 +46,7 @@ def test_a_mounts_server_answers_the_admin_api(node: Node, source: Path, tmp_pat
         assert (single.files, single.size_bytes, single.cached_bytes) == (1, 50, 50)
         assert admin.set_policy(b"train", Policy(quota_bytes=5000)).quota_bytes == 5000
         assert admin.quotas(b"train") == [(b"train", 5000, pytest.approx(2000, abs=8000))]
-        freed = admin.send("POST", "/free", a.Freed, a.FreeRequest("/train"))
+        freed = admin.send("POST", "/free", a.FreedBytes, a.FreeRequest("/train"))
         assert freed.files == 2
         (owner,) = admin.workers().rows
         page = admin.get("/locations", a.Locations, {"path": "/100%25"})

@@ -3,7 +3,9 @@ volumes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any, Final
@@ -61,15 +63,16 @@ class CsiPodNode(PodNode):
 
     def state(self) -> dict[str, Any]:
         """Returns what volumes need, and what their end must remove: mounts and their directories,
-        what the holder has, processes, and how many descriptors are open."""
-        parts = {"driver": self.driver.pid, "holder": self.holder.popen.pid}
-        parts |= {agent.name: agent.first for agent in self.agents if agent.is_running}
+        what the holder has, processes, and which descriptors each part has."""
+        agents = [agent.first for agent in self.agents if agent.is_running]
         return {
             "mounts": mounts_below(self.root),
             "places": os.listdir(self.kubelet.directory / "plugins/csi.cachefs.io/mounts"),
             "held": self.claimants(),
             "processes": sorted(map(_name, self.group.pids())),
-            "descriptors": sorted(_descriptors(pid) for pid in parts.values()),
+            "driver": _descriptors(self.driver.pid),
+            "holder": _descriptors(self.holder.popen.pid),
+            "agents": sorted(map(_descriptors, agents)),
         }
 
     def __exit__(self, *exc: object) -> None:
@@ -81,6 +84,11 @@ class CsiPodNode(PodNode):
         self.group.remove()
 
 
+def descriptor_count(state: dict[str, Any]) -> int:
+    """Returns how many descriptors the parts had, which open some for moments."""
+    return sum(map(len, [state["driver"], state["holder"], *state["agents"]]))
+
+
 def _name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -88,5 +96,10 @@ def _name(pid: int) -> str:
         return ""  # it has ended
 
 
-def _descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def _descriptors(pid: int) -> list[str]:
+    """Returns what the descriptors of a process are, without numbers in their names."""
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found.append(re.sub("[0-9]+", "", os.readlink(path)))
+    return sorted(found)

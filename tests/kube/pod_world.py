@@ -18,7 +18,7 @@ from cachefs.core.addresses import parse_cluster
 from cachefs.core.mountinfo import read_mounts
 from cachefs.csi.leftovers import keys_of
 from tests.integration.dataset import body
-from tests.kube.csi_pods import CsiPodNode
+from tests.kube.csi_pods import CsiPodNode, descriptor_count
 from tests.kube.fake_kubelet import refused
 from tests.services.cluster import Cluster, Machine
 from tests.services.pods import AgentPod
@@ -106,7 +106,7 @@ class PodWorld:
         self._checks = 0
         # The driver connects to the holder now and then: the fewest descriptors are those at rest.
         states = [node.state() for _ in range(5)]
-        self.before = min(states, key=lambda state: sum(state["descriptors"]))
+        self.before = min(states, key=descriptor_count)
 
     def _new_agent(self) -> AgentPod:
         return self.node.agent(f"agent-{len(self.node.agents)}")

@@ -1,8 +1,10 @@
-"""What the layout promises: pure modules stay pure, and no package of ours imports in a circle."""
+"""What the layout promises: pure modules stay pure, no package of ours imports in a circle, and no
+class name is in a package twice."""
 
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import graphlib
 from collections.abc import Iterator
@@ -70,6 +72,16 @@ def test_a_pure_module_imports_no_clock_and_no_shell() -> None:
 
 def test_no_module_is_in_a_circle_of_imports() -> None:
     graphlib.TopologicalSorter(graph()).prepare()
+
+
+def test_no_package_has_a_class_name_twice() -> None:
+    found = collections.defaultdict[str, list[str]](list)
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                found[f"{name.rpartition('.')[0]}.{node.name}"].append(name)
+    assert len(found) > 500
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
 CHANGES = {

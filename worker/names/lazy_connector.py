@@ -1,6 +1,7 @@
 """A connector that is created by its first request: the reading thread requests the source of a key
-from the master and creates the adapter. If the origin denies access, the connector looks the source
-up again, because an operator may have added it again with other options.
+from the master and creates the adapter. If the origin denies access, or if the master says that
+sources may have changed, the connector looks the source up again: an operator may have given it
+other options.
 """
 
 from __future__ import annotations
@@ -35,21 +36,29 @@ class LazyConnector:
         self._inner: Connector | None = None
         self._failure: CacheFSError | None = None
         self._looked_at = 0.0
-        self._refused = False  # the origin denied access since the last lookup
+        self._refused = False  # the origin denied access, or the last lookup failed
+        self._may_differ = False  # the master's source may have other options
         self._closed = False
 
     def _found(self) -> Connector:
         inner = self._inner
-        if inner is not None and not self._refused:
+        if inner is not None and not self._refused and not self._may_differ:
             return inner
         with self._lock:  # one thread looks the source up, the others wait for it
             if self._inner is None:
                 return self._look()
-            if self._refused and self._clock() - self._looked_at >= AGAIN_S:
-                self._refused = False
-                with contextlib.suppress(CacheFSError):  # the former connector stays in use
+            is_due = self._clock() - self._looked_at >= AGAIN_S
+            if self._may_differ or (self._refused and is_due):
+                self._refused = self._may_differ = False
+                try:
                     self._look()
+                except CacheFSError:  # the former connector stays in use until the next lookup
+                    self._refused = True
             return self._inner
+
+    def look_again(self) -> None:
+        """Has the next request look the source up. Never blocks."""
+        self._may_differ = True
 
     def _look(self) -> Connector:
         if self._closed:
@@ -102,7 +111,9 @@ class LazyConnector:
 
     def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         inner = self._inner
-        return inner.ask(path, version) if inner is not None and not self._refused else None
+        if inner is None or self._refused or self._may_differ:
+            return None  # a reading thread looks the source up first
+        return inner.ask(path, version)
 
     def close(self) -> None:
         """Closes the connector. Does not wait for a lookup in progress, which then fails."""

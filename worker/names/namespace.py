@@ -79,12 +79,15 @@ class RemoteNamespace(MasterJobs):
         clock: Callable[[], float] = time.monotonic,
         cache: NodeCache | None = None,
         reach_s: float = REACH_S,
+        on_unsure: Callable[[], None] = lambda: None,
     ) -> None:
-        """`reach_s`: the timeout of a request to an unreachable master, if no reply is cached."""
+        """`reach_s`: the timeout of a request to an unreachable master, if no reply is cached.
+        `on_unsure` is called when whatever is known of the namespace may be wrong."""
         self._master = master
         self._namespace = greeted.namespace
         self._clock = clock
         self._reach_s = reach_s
+        self._on_unsure = on_unsure
         self._cache = cache or NodeCache(greeted.namespace)
         self._resolved = ResolvedPaths()
         self._permissions = Permissions()
@@ -354,6 +357,7 @@ class RemoteNamespace(MasterJobs):
         self._log.publish([Invalidate(self._namespace, seq, everything=True)])
 
     def _forget_everything(self) -> None:
+        self._on_unsure()
         self._cache.invalidate_everything()
         self._resolved.clear()
         self._permissions.clear()

@@ -1,4 +1,4 @@
-"""The sources of a node in a cluster: `cachefs.core.services.Sources` for `cachefs://host:port/path`,
+"""The sources of a node in a cluster: `cachefs.core.services.SourceServices` for `cachefs://host:port/path`,
 and the connectors of their origins.
 """
 
@@ -26,7 +26,7 @@ from worker.names.lazy_connector import LazyConnector
 from worker.names.namespace import RemoteNamespace
 
 if TYPE_CHECKING:
-    from cachefs.core.services import Sources
+    from cachefs.core.services import SourceServices
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class ClusterSources:
 
     async def _greet(self) -> RemoteNamespace:
         try:
-            namespace = await RemoteNamespace.open(self._master)
+            namespace = await RemoteNamespace.open(self._master, on_unsure=self._look_again)
         finally:
             self._greeting = None
         known = self._namespaces.setdefault(namespace.namespace, namespace)
@@ -161,6 +161,12 @@ class ClusterSources:
             known = self._connectors[namespace, ufs] = LazyConnector(find)
         return known
 
+    def _look_again(self) -> None:
+        """Has every connector look its source up before its next request: an operator may have
+        changed the options of a source."""
+        for connector in self._connectors.values():
+            connector.look_again()
+
     def _find(self, namespace: RemoteNamespace, ufs: str) -> Connector:
         """Requests a source from the master and returns its connector. Runs in a thread."""
         finding = asyncio.run_coroutine_threadsafe(namespace.find_ufs(ufs), self._loop)
@@ -217,5 +223,5 @@ class ClusterSources:
 
 if TYPE_CHECKING:
 
-    def _are_sources(sources: ClusterSources) -> Sources:
+    def _are_sources(sources: ClusterSources) -> SourceServices:
         return sources

@@ -20,7 +20,7 @@ import cachefs
 from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
-from cachefs.core.services import MetadataService, Sources
+from cachefs.core.services import MetadataService, SourceServices
 from cachefs.network.unix_sockets import listen_in, peer_credentials
 from connectors.idle import close_idle
 from worker.prefetch.open_runs import MOST_FILES
@@ -48,7 +48,7 @@ class NodeServer:
     def __init__(
         self,
         worker: Cache,
-        sources: Sources,
+        sources: SourceServices,
         *,
         stays: bool = False,
         files_ahead: int = MOST_FILES,

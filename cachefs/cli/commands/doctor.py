@@ -51,7 +51,7 @@ EXTRAS: Final = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """One check. `state` is ok, note (works, could be better), problem, or fixed."""
 
     name: str
@@ -83,7 +83,7 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 
-def _row(finding: Finding) -> list[str]:
+def _row(finding: CheckResult) -> list[str]:
     remedy = f"; {finding.remedy}" if finding.remedy else ""
     return [finding.state, finding.name, finding.detail + remedy]
 
@@ -91,7 +91,7 @@ def _row(finding: Finding) -> list[str]:
 # ---- the machine ---------------------------------------------------------------------------------
 
 
-def examine_machine(chosen: Config) -> Iterator[Finding]:
+def examine_machine(chosen: Config) -> Iterator[CheckResult]:
     """Checks the device, the helper program, extras, system configuration, kernel and transport."""
     yield _device()
     yield _fusermount()
@@ -106,64 +106,64 @@ def examine_machine(chosen: Config) -> Iterator[Finding]:
     yield from check_stacking(cache_dir, file_system_at(cache_dir))
 
 
-def _device() -> Finding:
+def _device() -> CheckResult:
     if not os.path.exists(DEV_FUSE):
-        return Finding(DEV_FUSE, "problem", "missing", "load it: modprobe fuse")
+        return CheckResult(DEV_FUSE, "problem", "missing", "load it: modprobe fuse")
     if not os.access(DEV_FUSE, os.R_OK | os.W_OK):
-        return Finding(DEV_FUSE, "problem", "you may not open it", "chmod 666 /dev/fuse")
-    return Finding(DEV_FUSE, "ok", "present")
+        return CheckResult(DEV_FUSE, "problem", "you may not open it", "chmod 666 /dev/fuse")
+    return CheckResult(DEV_FUSE, "ok", "present")
 
 
-def _fusermount() -> Finding:
+def _fusermount() -> CheckResult:
     program = shutil.which(detach.FUSERMOUNT)
     if program is not None:
-        return Finding(detach.FUSERMOUNT, "ok", program)
+        return CheckResult(detach.FUSERMOUNT, "ok", program)
     state = "note" if os.geteuid() == 0 else "problem"
     remedy = "users other than root need it: install the system package fuse3"
-    return Finding(detach.FUSERMOUNT, state, "missing", remedy)
+    return CheckResult(detach.FUSERMOUNT, state, "missing", remedy)
 
 
 def check_extra(
     extra: str, modules: tuple[str, ...], find: Callable[[str], object | None]
-) -> Finding:
+) -> CheckResult:
     """Returns whether an optional part of the installation is present."""
     missing = [name for name in modules if find(name) is None]
     if not missing:
-        return Finding(f"extra {extra}", "ok", "installed")
+        return CheckResult(f"extra {extra}", "ok", "installed")
     remedy = install_command(extra)
-    return Finding(f"extra {extra}", "note", f"not installed: {', '.join(missing)}", remedy)
+    return CheckResult(f"extra {extra}", "note", f"not installed: {', '.join(missing)}", remedy)
 
 
-def _allow_other() -> Finding:
+def _allow_other() -> CheckResult:
     if user_allow_other():
-        return Finding("user_allow_other", "ok", f"set in {FUSE_CONF}")
+        return CheckResult("user_allow_other", "ok", f"set in {FUSE_CONF}")
     remedy = f"for --allow-other as an ordinary user, add it to {FUSE_CONF}"
-    return Finding("user_allow_other", "note", "not set; root does not need it", remedy)
+    return CheckResult("user_allow_other", "note", "not set; root does not need it", remedy)
 
 
-def check_kernel(release: str) -> Finding:
+def check_kernel(release: str) -> CheckResult:
     """Returns whether the kernel supports all features of a mount."""
     if transport.kernel_version(release) >= transport.PASSTHROUGH_KERNEL:
-        return Finding("kernel", "ok", release)
+        return CheckResult("kernel", "ok", release)
     remedy = "from Linux 6.9 on a mount outlives its client, and the kernel reads cached files"
-    return Finding("kernel", "note", release, remedy)
+    return CheckResult("kernel", "note", release, remedy)
 
 
-def check_transport(wanted: str, passthrough: str, machine: transport.Machine) -> Finding:
+def check_transport(wanted: str, passthrough: str, machine: transport.Machine) -> CheckResult:
     """Returns the transport of the next mount, and the reason against a better one."""
     try:
         choice = transport.choose(wanted, passthrough, machine)
     except CacheFSError as err:
-        return Finding("transport", "problem", err.cause, err.remedy)
+        return CheckResult("transport", "problem", err.cause, err.remedy)
     state = "note" if choice.why_not_better else "ok"
-    return Finding("transport", state, f"{wanted} takes {choice}", choice.why_not_better)
+    return CheckResult("transport", state, f"{wanted} takes {choice}", choice.why_not_better)
 
 
-def check_stacking(cache_dir: str, file_system: str) -> Iterator[Finding]:
+def check_stacking(cache_dir: str, file_system: str) -> Iterator[CheckResult]:
     """Yields a note if the file system of a cache directory may prevent passthrough."""
     if file_system == "overlay":
         remedy = "on one overlayfs over another there is no passthrough: use --cache-dir elsewhere"
-        yield Finding("cache directory", "note", f"{cache_dir} is on overlayfs", remedy)
+        yield CheckResult("cache directory", "note", f"{cache_dir} is on overlayfs", remedy)
 
 
 def file_system_at(path: str) -> str:
@@ -183,7 +183,7 @@ def file_system_at(path: str) -> str:
 # ---- left by crashes -----------------------------------------------------------------------------
 
 
-def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[Finding]:
+def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[CheckResult]:
     """Checks the state home, mounts, and the records, sockets and pointers of ended processes."""
     yield _home(home)
     table = read_mounts()
@@ -199,30 +199,30 @@ def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[F
         yield from _pointer(directory, fix)
 
 
-def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterator[Finding]:
+def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterator[CheckResult]:
     name = f"mount {mount.mountpoint}"
     if is_dead(mount.mountpoint):
         yield _dead_mount(name, mount, home, fix)
         return
     record = find_record(mount, home)
     if record is None:
-        yield Finding(name, "ok", f"{mount.source}; its record is not in this state home")
+        yield CheckResult(name, "ok", f"{mount.source}; its record is not in this state home")
         return
     try:
         status = ask(record)
         found = of_mount_tree(record, status, masters)
     except CacheFSError as err:
-        yield Finding(name, "ok", mount.source)
+        yield CheckResult(name, "ok", mount.source)
         yield health_finding(no_answer(record, err))
         return
     yield mount_finding(name, mount.source, status)
     for tier in facts_of(status).cache.tiers:
         if tier.state == "normal":
-            yield Finding(f"cache {tier.path}", "ok", "in service")
+            yield CheckResult(f"cache {tier.path}", "ok", "in service")
     yield from map(health_finding, found)
 
 
-def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[Finding]:
+def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[CheckResult]:
     """Yields the problems that the configured master, or that of `cachefs up`, reports."""
     if not clusters.is_cluster_configured(chosen, home):
         return
@@ -231,57 +231,57 @@ def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterat
         with clusters.connect_admin(chosen, home) as master:
             found = masters.problems(master)
     except CacheFSError as err:
-        yield Finding(name, "note", err.one_line())
+        yield CheckResult(name, "note", err.one_line())
         return
     if not found:
-        yield Finding(name, "ok", "nothing is wrong")
+        yield CheckResult(name, "ok", "nothing is wrong")
     yield from map(health_finding, found)
 
 
-def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
+def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> CheckResult:
     detail = "dead: its process has ended"
     if not may_clear_mount(mount):
-        return Finding(name, "problem", detail, "unmount it as its owner, or as root")
+        return CheckResult(name, "problem", detail, "unmount it as its owner, or as root")
     return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
 
 
-def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
+def mount_finding(name: str, source: str, status: dict[str, Any]) -> CheckResult:
     """Returns a mount whose server answers, and its transport."""
     kind, passthrough = status.get("transport", ""), str(status.get("passthrough", ""))
     detail = f"{source}, transport {kind}" if kind else source
     if not passthrough:
-        return Finding(name, "ok", detail)
+        return CheckResult(name, "ok", detail)
     state = "ok" if passthrough == "yes" else "note"
-    return Finding(name, state, f"{detail}, passthrough: {passthrough}")
+    return CheckResult(name, state, f"{detail}, passthrough: {passthrough}")
 
 
-def health_finding(problem: HealthProblem) -> Finding:
+def health_finding(problem: HealthProblem) -> CheckResult:
     """Returns a problem of `cachefs health` as a row of the doctor."""
     state = "problem" if problem.severity == Severity.ERROR else "note"
     detail = f"{problem.subject}: {problem.cause}"
-    return Finding(problem.code, state, detail, problem.remedy)
+    return CheckResult(problem.code, state, detail, problem.remedy)
 
 
-def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:
+def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> CheckResult:
     name, detail = f"record of {record.mountpoint}", f"its client (pid {record.pid}) has ended"
     return _left(
         name, "note", detail, fix, lambda: home.remove_mount(record.mountpoint, record.pid)
     )
 
 
-def _stale_socket(path: Path, fix: bool) -> Finding:
+def _stale_socket(path: Path, fix: bool) -> CheckResult:
     detail = "its supervisor has ended"
     return _left(f"socket {path.name}", "note", detail, fix, lambda: _unlink(path))
 
 
-def _home(home: StateHome) -> Finding:
+def _home(home: StateHome) -> CheckResult:
     if not home.path.exists():
-        return Finding("state home", "ok", f"{home.path} (made by the first mount)")
+        return CheckResult("state home", "ok", f"{home.path} (made by the first mount)")
     try:
         private_dir(home.path)
     except CacheFSError as err:
-        return Finding("state home", "problem", err.one_line())
-    return Finding("state home", "ok", str(home.path))
+        return CheckResult("state home", "problem", err.one_line())
+    return CheckResult("state home", "ok", str(home.path))
 
 
 def is_stale(record: MountRecord, table: Mounts) -> bool:
@@ -290,7 +290,7 @@ def is_stale(record: MountRecord, table: Mounts) -> bool:
     return (mount is None or not mount.is_cachefs) and not is_served(record)
 
 
-def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
+def _pointer(directory: Path, fix: bool) -> Iterator[CheckResult]:
     pointer = read_pointer(directory)
     if pointer is not None and not is_ours(pointer.pid):
         name, detail = f"server of {directory.name}", f"pid {pointer.pid} has ended"
@@ -302,11 +302,13 @@ def _unlink(path: Path) -> None:
         path.unlink()
 
 
-def _left(name: str, state: str, detail: str, fix: bool, clear: Callable[[], object]) -> Finding:
+def _left(
+    name: str, state: str, detail: str, fix: bool, clear: Callable[[], object]
+) -> CheckResult:
     if not fix:
-        return Finding(name, state, detail, "cachefs doctor --fix clears it")
+        return CheckResult(name, state, detail, "cachefs doctor --fix clears it")
     try:
         clear()
     except CacheFSError as err:
-        return Finding(name, "problem", f"{detail}; {err.one_line()}")
-    return Finding(name, "fixed", detail)
+        return CheckResult(name, "problem", f"{detail}; {err.one_line()}")
+    return CheckResult(name, "fixed", detail)

@@ -29,7 +29,7 @@ WRONG: Final = "wrong"  # its checksum does not match
 MISPLACED: Final = "misplaced"  # cached, but not by its owners
 
 
-class Finding(msgspec.Struct, frozen=True):
+class PageFinding(msgspec.Struct, frozen=True):
     """Pages [first, end) of a file on a worker."""
 
     state: str
@@ -90,14 +90,14 @@ class Check:
         """True if a worker did not answer, or pages in its index could not be read."""
         return bool(self._cluster.silent_owning())
 
-    def run(self, path: bytes) -> Iterator[Finding]:
+    def run(self, path: bytes) -> Iterator[PageFinding]:
         """Yields every finding. Raises what calling the master raises. A worker that does not
         answer is left out (`Cluster.silent`)."""
         for files in self._cluster.files(path):
             for file, bits in zip(files, self._cluster.have(files), strict=True):
                 yield from self._file(file, bits)
 
-    def _file(self, file: File, bits: dict[str, int]) -> Iterator[Finding]:
+    def _file(self, file: File, bits: dict[str, int]) -> Iterator[PageFinding]:
         self.total.files += 1
         self.total.bytes += file.inode.size
         for block in blocks_of(file.inode):
@@ -109,7 +109,7 @@ class Check:
             if self.verifies:
                 yield from self._bytes(file, worker, pages)
 
-    def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[Finding]:
+    def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[PageFinding]:
         """Yields a finding if no owner has as many pages as the fullest copy. While blocks migrate
         nothing is reported."""
         owners = self._cluster.owners(file, block.number)
@@ -123,7 +123,7 @@ class Check:
             )
             yield self._finding(MISPLACED, file, most, block.first, block.end, where)
 
-    def _bytes(self, file: File, worker: str, pages: int) -> Iterator[Finding]:
+    def _bytes(self, file: File, worker: str, pages: int) -> Iterator[PageFinding]:
         try:
             for first, end in runs(pages):
                 for start in range(first, end, c.MAX_DATA_PAGES):
@@ -131,7 +131,7 @@ class Check:
         except CacheFSError as err:
             self._cluster.silent[worker] = err
 
-    def _pages(self, file: File, worker: str, first: int, end: int) -> Iterator[Finding]:
+    def _pages(self, file: File, worker: str, first: int, end: int) -> Iterator[PageFinding]:
         client = self._cluster.worker(worker)
         while first < end:
             try:
@@ -146,10 +146,10 @@ class Check:
 
     def _finding(
         self, state: str, file: File, worker: str, first: int, end: int, cause: str
-    ) -> Finding:
+    ) -> PageFinding:
         row = self._cluster.rows[worker]
         shown = "/" + output.text_of(file.path)
-        return Finding(state, shown, worker, address_of(row.url), first, end, cause)
+        return PageFinding(state, shown, worker, address_of(row.url), first, end, cause)
 
 
 def runs(bits: int) -> Iterator[tuple[int, int]]:
@@ -168,7 +168,7 @@ def runs(bits: int) -> Iterator[tuple[int, int]]:
 # ---- printing ------------------------------------------------------------------------------------
 
 
-def _print(check: Check, findings: Iterator[Finding]) -> set[str]:
+def _print(check: Check, findings: Iterator[PageFinding]) -> set[str]:
     states = set()
     for finding in findings:
         states.add(finding.state)
@@ -199,7 +199,7 @@ def _summary(check: Check, states: set[str]) -> str:
     return f"{files} of {format_size(total.bytes)}: {cached}, {read}; {verdict}"
 
 
-def _print_json(check: Check, findings: Iterator[Finding]) -> set[str]:
+def _print_json(check: Check, findings: Iterator[PageFinding]) -> set[str]:
     found = [msgspec.to_builtins(finding) for finding in findings]
     output.print_json({"findings": found, **msgspec.to_builtins(check.total)})
     return {finding["state"] for finding in found}

@@ -29,7 +29,8 @@ def command(**flags: Any) -> None:
 
     \b
     cachefs ufs add s3://bucket/imagenet /imagenet
-    cachefs ufs ls
+    cachefs ufs set /imagenet --sync-interval 5m
+    cachefs ufs ls -l
     cachefs ufs rm /imagenet
     """
 
@@ -52,7 +53,7 @@ def add(
         added = master.call(call, c.UfsAdded)
     if added.warning:
         print(f"cachefs: warning: {added.warning}", file=sys.stderr)
-    shown = "/" + output.text_of(where.strip(b"/"))
+    shown = _shown(where)
     if as_json:
         facts = {"path": shown, "source": spec.url, "ino": added.root.ino}
         output.print_json(facts | {"warning": added.warning})
@@ -60,11 +61,38 @@ def add(
         click.echo(f"OK, {spec.url} is at {shown}")
 
 
+@command.command("set")
+@click.argument("path")
+@click.option("--unset", multiple=True, metavar="NAME", help="Remove an option (repeatable).")
+@settings.setting_flags("ufs set")
+@output.json_flag
+@output.debug_flag
+def change(
+    path: str, unset: tuple[str, ...], as_json: bool, debug: bool, config_file: str | None,
+    **flags: Any,
+) -> None:  # fmt: skip
+    """Change options and sync interval of the source at PATH. Its inodes and cached bytes stay, and
+    mounts go on. Only flags count, no configuration files."""
+    chosen = settings.load_settings(flags, config_file)
+    where = namespace_path(path)
+    options = chosen.source_options(keep=())
+    interval_s = chosen.seconds("sync_interval") if chosen.is_flag("sync_interval") else None
+    if not options and not unset and interval_s is None:
+        raise BadConfig("nothing to change", remedy="give an option: cachefs ufs set --help")
+    with _master(chosen) as master:
+        row = master.call(c.SetUfs(where, options, unset, interval_s), c.UfsChanged).row
+    if as_json:
+        output.print_json(_document(row))
+    else:
+        click.echo(f"OK, {row.source.url} at {_shown(where)} is changed")
+
+
 @command.command("ls")
+@click.option("-l", "long", is_flag=True, help="Show the options, too.")
 @settings.setting_flags("ufs")
 @output.json_flag
 @output.debug_flag
-def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
     """List the sources with their directory, sync interval and state."""
     with _master(settings.load_settings(flags, config_file)) as master:
         rows = master.call(c.ListUfs(), c.UfsTable).rows
@@ -73,22 +101,25 @@ def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> 
     if not rows:
         click.echo("no source yet: cachefs ufs add SOURCE /path")
         return
-    head = ["PATH", "SOURCE", "SYNC", "STATE"]
-    for line in output.columns([head, *(_row(row) for row in rows)], right=(2,)):
+    head = ["PATH", "SOURCE", "SYNC", *(["OPTIONS"] if long else []), "STATE"]
+    for line in output.columns([head, *(_row(row, long) for row in rows)], right=(2,)):
         click.echo(line)
 
 
 @command.command("rm")
 @click.argument("path")
+@click.option("--force", is_flag=True, help="Even if paths of it are pinned.")
 @settings.setting_flags("ufs")
 @output.json_flag
 @output.debug_flag
-def remove(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+def remove(
+    path: str, force: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> None:
     """Remove the source at PATH from the namespace. Nothing is deleted at the origin."""
     where = namespace_path(path)
     with _master(settings.load_settings(flags, config_file)) as master:
-        master.call(c.RemoveUfs(where), m.Done)
-    shown = "/" + output.text_of(where.strip(b"/"))
+        master.call(c.RemoveUfs(where, force), m.Done)
+    shown = _shown(where)
     if as_json:
         output.print_json({"path": shown, "removed": True})
     else:
@@ -114,9 +145,15 @@ def _state(row: c.UfsRow) -> str:
     return row.warning or "no answer" if row.origin_down else "ok"
 
 
-def _row(row: c.UfsRow) -> list[str]:
+def _shown(where: bytes) -> str:
+    return "/" + output.text_of(where.strip(b"/"))
+
+
+def _row(row: c.UfsRow, long: bool) -> list[str]:
     sync = "never" if row.sync_interval_s < 0 else format_duration(row.sync_interval_s)
-    return [output.text_of(row.path) or "/", row.source.url, sync, _state(row)]
+    options = ",".join(f"{name}={value}" for name, value in sorted(row.source.options.items()))
+    more = [options or "-"] if long else []
+    return [output.text_of(row.path) or "/", row.source.url, sync, *more, _state(row)]
 
 
 def _document(row: c.UfsRow) -> dict[str, Any]:

@@ -99,24 +99,37 @@ def _reply(sock: socket.socket, note: w.Upgraded) -> None:
 def ask(home: StateHome, mountpoint: str, python: str) -> int:
     """Requests an upgrade of a mount to a client of an interpreter. Returns the new client's pid.
     Raises Unreachable, or the supervisor's failure."""
-    path = home.control_socket(mountpoint)
+    path, note = str(home.control_socket(mountpoint)), w.Upgrade(python)
+    try:
+        reply = _request(path, note)
+        if reply is None:
+            # An upgrade before this one replaces the supervisor after its answer: the former one
+            # may end with our request in its queue.
+            _pause()
+            reply = _request(path, note)
+    except OSError as err:
+        raise Unreachable(
+            f"the mount's supervisor does not answer: {err.strerror or err}",
+            remedy="unmount and mount again",
+            path=mountpoint,
+        ) from err
+    if not isinstance(reply, w.Upgraded):
+        raise Unreachable("the mount's supervisor ended before it answered", path=mountpoint)
+    if reply.failure is not None:
+        raise error_of(reply.failure)
+    return reply.pid
+
+
+def _request(path: str, note: w.Upgrade) -> w.AnyControlMessage | None:
+    """Returns the supervisor's reply; None if it ended before. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(WAIT_S)
+        _connect(sock, path)
         try:
-            _connect(sock, str(path))
-            w.send(sock, w.Upgrade(python))
-            note, _ = w.receive(sock)
-        except OSError as err:
-            raise Unreachable(
-                f"the mount's supervisor does not answer: {err.strerror or err}",
-                remedy="unmount and mount again",
-                path=mountpoint,
-            ) from err
-    if not isinstance(note, w.Upgraded):
-        raise Unreachable("the mount's supervisor ended before it answered", path=mountpoint)
-    if note.failure is not None:
-        raise error_of(note.failure)
-    return note.pid
+            w.send(sock, note)
+            return w.receive(sock)[0]
+        except (BrokenPipeError, ConnectionResetError):
+            return None
 
 
 def _connect(sock: socket.socket, path: str) -> None:

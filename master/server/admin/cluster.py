@@ -17,8 +17,8 @@ async def about(at: At) -> a.About:
     )
 
 
-async def status(at: At) -> a.Status:
-    return a.Status((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
+async def status(at: At) -> a.ClusterStatus:
+    return a.ClusterStatus((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
 
 
 # ---- sources -------------------------------------------------------------------------------------
@@ -40,8 +40,16 @@ async def add_source(at: At) -> Reply:
     return Reply(a.SourceAdded(a.text_of(path), body.url, added.root.ino, added.warning), 201)
 
 
+async def change_source(at: At) -> a.Source:
+    body: a.SourceChange = at.body
+    path = b"/" + a.bytes_of(at.query.path)
+    call = c.SetUfs(path, body.options, tuple(body.unset), body.sync_interval_s)
+    return a.Source.of((await at.ask(call, c.UfsChanged)).row)
+
+
 async def remove_source(at: At) -> Reply:
-    await at.ask(c.RemoveUfs(b"/" + a.bytes_of(at.query.path)), m.Done)
+    path = b"/" + a.bytes_of(at.query.path)
+    await at.ask(c.RemoveUfs(path, at.query.force), m.Done)
     return Reply(None, 204)
 
 

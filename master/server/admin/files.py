@@ -160,7 +160,7 @@ def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
     return max(0, bits.bit_count() * PAGE_BYTES - short)
 
 
-async def free(at: At) -> a.Freed:
+async def free(at: At) -> a.FreedBytes:
     """Frees unpinned files on every worker that replies. Raises InUse for a pinned path."""
     body: a.FreeRequest = at.body
     path = a.bytes_of(body.path)
@@ -175,7 +175,7 @@ async def free(at: At) -> a.Freed:
             files, size_bytes = files + dropped.files, size_bytes + dropped.bytes
             busy += dropped.busy_files
         next = batch.next
-    return a.Freed(files, size_bytes, busy, asked.silent_owning(), next)
+    return a.FreedBytes(files, size_bytes, busy, asked.silent_owning(), next)
 
 
 async def _not_pinned(at: At, files: list[File]) -> list[File]:

@@ -14,7 +14,7 @@ async def submit_job(at: At) -> Reply:
     found = await at.ask(call, m.JobSubmitted)
     where = f"{a.API}/jobs/{found.job}"
     return Reply(
-        a.JobSubmitted(found.job, found.updated), 200 if found.updated else 201, location=where
+        a.SubmittedJob(found.job, found.updated), 200 if found.updated else 201, location=where
     )
 
 

@@ -51,6 +51,12 @@ class AtPath(_Path, frozen=True):
     pass
 
 
+class OfRemoval(_Path, frozen=True, kw_only=True):
+    """`force`: paths of the source may be pinned."""
+
+    force: bool = False
+
+
 class PathPage(_Path, frozen=True, kw_only=True):
     limit: Limit = DEFAULT_LIMIT
     next: Next | None = None

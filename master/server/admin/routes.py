@@ -59,7 +59,7 @@ def _get(
 
 ROUTES: Final[tuple[Route, ...]] = (
     _get("", "Who answers, and for which namespaces.", cluster.about, a.About),
-    _get("/status", "What `cachefs status` shows.", cluster.status, a.Status),
+    _get("/status", "What `cachefs status` shows.", cluster.status, a.ClusterStatus),
     _get("/health", "What is wrong now: errors first.", health.show, a.Health),
     # sources
     _get("/sources", "The sources, by path.", cluster.list_sources, a.Sources, queries.Page),
@@ -72,12 +72,21 @@ ROUTES: Final[tuple[Route, ...]] = (
         body=a.NewSource,
     ),
     Route(
+        "PATCH",
+        "/sources",
+        "Change the options and the sync interval of the source at a path.",
+        cluster.change_source,
+        {200: a.Source},
+        queries.AtPath,
+        body=a.SourceChange,
+    ),
+    Route(
         "DELETE",
         "/sources",
         "Take the source at a path out of the namespace. Nothing is deleted at the origin.",
         cluster.remove_source,
         {204: None},
-        queries.AtPath,
+        queries.OfRemoval,
     ),
     # workers
     _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),
@@ -150,7 +159,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/free",
         "Drop what is cached at or below a path. Nothing is deleted at the origin.",
         files.free,
-        {200: a.Freed},
+        {200: a.FreedBytes},
         body=a.FreeRequest,
     ),
     _get(
@@ -174,7 +183,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/jobs",
         "Submit a load job. The same paths as of one that runs change its settings (200).",
         jobs.submit_job,
-        {200: a.JobSubmitted, 201: a.JobSubmitted},
+        {200: a.SubmittedJob, 201: a.SubmittedJob},
         body=a.NewJob,
         keyed=True,
     ),

@@ -1,5 +1,7 @@
-"""`make kube`: runs the tests of this folder in namespaces of their own, and then checks that
-nothing of them is left outside. Arguments go to pytest.
+"""`make kube`: builds the image, runs the tests of this folder in namespaces of their own, and then
+checks that nothing of them is left outside. Arguments go to pytest.
+
+The namespaces reach no other machine, so that the image is built outside.
 
 The outer process starts the first process of the namespaces (`--first`), which prepares them and
 starts pytest. Ctrl-C is for pytest, which ends the cluster; both others wait for it.
@@ -13,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.deploy import image
 from tests.kube.real import leftovers, namespaces
 
 FOLDER: Final = Path(__file__).parent
@@ -26,6 +29,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == [FIRST]:
         namespaces.prepare()
         return namespaces.run_first([sys.executable, "-m", "pytest", str(FOLDER), *arguments[1:]])
+    image.built()
     before = leftovers.outside()
     inside = [sys.executable, "-m", MODULE, FIRST, *arguments]
     with namespaces.machine_settings_kept():

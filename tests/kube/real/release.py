@@ -79,10 +79,6 @@ class Release:
             "KUBERNETES_SERVICE_HOST": NODE_ADDRESS,
             "KUBERNETES_SERVICE_PORT": str(self._cluster.layout.api_port),
         }
-        tiers = [
-            {"type": "mem", "size": "64MiB", "hostPath": str(IN_MEMORY)},
-            {"type": "ssd", "size": "1GiB", "hostPath": str(self._root / "tier")},
-        ]
         return {
             "image": {"repository": image.NAME, "tag": TAGS[0], "pullPolicy": "Never"},
             "runDir": str(RUN),
@@ -92,8 +88,8 @@ class Release:
                 "persistence": {"storageClassName": "-"}, **source,
             },
             "worker": {
-                "tiers": tiers, "memoryBudget": "512MiB", "stateDir": str(self._root / "worker"),
-                **source,
+                "tiers": self.tiers(64), "memoryBudget": "512MiB",
+                "stateDir": str(self._root / "worker"), **source,
             },
             "node": {"linger": LINGER},
             # The node has no proxy for addresses of services.
@@ -102,6 +98,12 @@ class Release:
                 "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
             },
         }  # fmt: skip
+
+    def tiers(self, in_memory_mib: int) -> list[dict[str, str]]:
+        return [
+            {"type": "mem", "size": f"{in_memory_mib}MiB", "hostPath": str(IN_MEMORY)},
+            {"type": "ssd", "size": "1GiB", "hostPath": str(self._root / "tier")},
+        ]
 
     def _write_home(self) -> None:
         """Writes what the page's commands find: credentials, and a helm that adds our values."""
@@ -138,7 +140,7 @@ class Release:
 
     # ---- helm ------------------------------------------------------------------------------------
 
-    def upgrade(self, tag: str, **values: Any) -> None:
+    def upgrade(self, tag: str, values: dict[str, Any]) -> None:
         """Upgrades the release, and returns when its pods are ready. Raises AssertionError with
         helm's words and the state of the pods."""
         given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -185,6 +187,11 @@ class Release:
         return DRIVER in [
             one["name"] for node in nodes for one in node["spec"].get("drivers") or []
         ]
+
+    def in_memory_bytes(self) -> int:
+        """Returns the bytes of the tier in memory. A file may have several names."""
+        found = [path.lstat() for path in IN_MEMORY.rglob("*") if path.is_file()]
+        return sum({one.st_ino: one.st_blocks * 512 for one in found}.values())
 
     def images(self) -> set[str]:
         """Returns the tags that the pods of the release run, those of the holder aside."""

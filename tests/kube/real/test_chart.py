@@ -25,6 +25,7 @@ INSTALL, GATED_JOB, UNINSTALL = range(3)  # blocks of docs/kubernetes.md
 TEAM = "team-a"
 LIMIT_S = 400.0  # of the reader; the test ends it before
 GONE_S = 60.0
+SMALLER_MIB = 36  # of the tier in memory after the upgrade: more than the file that is open
 SYS_ADMIN = 1 << 21  # capability.h
 SECCOMP_FILTER = "2"
 
@@ -94,9 +95,19 @@ def _live(release: Release, cluster: Cluster, space: str) -> None:
 
 
 def _upgrade(release: Release, cluster: Cluster) -> None:
-    """Upgrades every part; a job loads the path again."""
-    release.upgrade(TAGS[1], preload=[{"name": "all", "paths": [f"/{TEAM}/imagenet"]}])
-    assert release.images() == {TAGS[1]}
+    """Upgrades every part, with less room in memory; a job loads the path again. A pin would keep
+    the files where they are."""
+    patch = '{"spec": {"policies": {"pin": false}}}'
+    cluster.kubectl("patch", "dataset", "imagenet", "-n", TEAM, "--type=merge", "-p", patch)
+    assert release.in_memory_bytes() > SMALLER_MIB << 20
+    values = {
+        "worker.tiers": release.tiers(SMALLER_MIB),
+        "preload": [{"name": "all", "paths": [f"/{TEAM}/imagenet"]}],
+    }
+    release.upgrade(TAGS[1], values)
+    wait_until(lambda: release.images() == {TAGS[1]}, "the former pods are gone", GONE_S)
+    at_most = SMALLER_MIB << 20
+    wait_until(lambda: release.in_memory_bytes() <= at_most, "the tier is smaller", GONE_S)
     chosen = f"{LABEL},app.kubernetes.io/component=preload-all"
     cluster.kubectl(
         "wait", "job", "-l", chosen, "--for=condition=Complete", "-n", SPACE, "--timeout=60s",

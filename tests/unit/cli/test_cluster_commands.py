@@ -64,6 +64,7 @@ class Cluster:
                 c.ListWorkers: lambda _: self._table(),
                 c.ListUfs: lambda _: c.UfsTable([self.ufs]),
                 c.AddUfs: lambda body: c.UfsAdded(DIRECTORY, "no answer yet"),
+                c.SetUfs: self._change,
                 c.RemoveUfs: lambda _: m.Done(),
                 c.Drain: lambda _: m.Done(),
                 c.RemoveWorker: self._in_use,
@@ -74,6 +75,12 @@ class Cluster:
             }
         )
         self.ufs = c.UfsRow(b"/imagenet", UfsSpec("s3://bucket/imagenet"), 60.0)
+
+    def _change(self, body: m.Message) -> m.Message:
+        assert isinstance(body, c.SetUfs)
+        source = UfsSpec(self.ufs.source.url, body.options)
+        self.ufs = c.UfsRow(self.ufs.path, source, body.sync_interval_s or 60.0)
+        return c.UfsChanged(self.ufs)
 
     def _rules(self, body: m.Message) -> m.Message:
         assert isinstance(body, c.RulesOf)
@@ -159,6 +166,27 @@ def test_sources(cluster: Cluster, run: Run) -> None:
     ]  # fmt: skip
     assert json.loads(ok(run("ufs", "ls", "--json")))[0]["source"] == "s3://bucket/imagenet"
     assert ok(run("ufs", "rm", "/imagenet")) == "OK, nothing is at /imagenet any more\n"
+    ok(run("ufs", "rm", "/imagenet", "--force"))
+    assert cluster.master.asked[-2:] == [
+        c.RemoveUfs(b"/imagenet"), c.RemoveUfs(b"/imagenet", force=True),
+    ]  # fmt: skip
+
+
+def test_a_source_is_changed_by_flags_alone(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHEFS_AWS_PROFILE", "of-the-environment")
+    monkeypatch.setenv("CACHEFS_SYNC_INTERVAL", "7m")
+    assert "nothing to change" in refused(run("ufs", "set", "/imagenet"))
+    done = ok(run("ufs", "set", "/imagenet", "--region", "eu", "--unset", "profile"))
+    assert done == "OK, s3://bucket/imagenet at /imagenet is changed\n"
+    assert cluster.master.asked == [c.SetUfs(b"/imagenet", {"region": "eu"}, ("profile",), None)]
+    shown = json.loads(ok(run("ufs", "set", "/imagenet", "--sync-interval", "5m", "--json")))
+    assert (shown["sync_interval_s"], shown["options"]) == (300.0, {})
+    ok(run("ufs", "set", "/imagenet", "--option", "region=us"))
+    assert ok(run("ufs", "ls", "-l")).splitlines()[1].split() == [
+        "/imagenet", "s3://bucket/imagenet", "1m00s", "region=us", "ok",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

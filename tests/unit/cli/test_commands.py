@@ -33,7 +33,7 @@ CACHE = {"used_bytes": 10, "limit_bytes": 40, "hits": 3, "paths": {}, "slow_fill
 CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
 
 GROUPS = {
-    "ufs": ["add", "ls", "rm"],
+    "ufs": ["add", "ls", "rm", "set"],
     "cache": ["ls", "rm"],
     "workers": ["drain", "remove"],
     "policy": ["show", "set", "unset"],

@@ -17,6 +17,7 @@ import pytest
         ("gs://bucket", "pycurl", "gcs"),
         ("az://account/container", "azure", "azure"),
         ("az://account/container", "certifi", "azure"),
+        ("hdfs://host:8020/a", "hdfs_native", "hdfs"),
         ("fsspec+sftp://host/a", "fsspec", "fsspec"),
         ("arrow+file:///a", "pyarrow", "arrow"),
     ],

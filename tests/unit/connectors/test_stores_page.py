@@ -16,6 +16,7 @@ URLS = {
     "gs": "gs://bucket",
     "az": "az://account/container",
     "file": "file:///tmp",
+    "hdfs": "hdfs://host:8020/a",
     "fsspec+sftp": "fsspec+sftp://host/a",
     "fsspec+s3": "fsspec+s3://bucket",
     "arrow+file": "arrow+file:///tmp",
@@ -44,7 +45,12 @@ def test_the_table_says_what_is_declared(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "url"), [("Google Cloud Storage", "gs://b"), ("Azure Blob Storage", "az://a/c")]
+    ("heading", "url"),
+    [
+        ("Google Cloud Storage", "gs://b"),
+        ("Azure Blob Storage", "az://a/c"),
+        ("HDFS", "hdfs://host:8020/a"),
+    ],
 )
 def test_every_option_is_there(heading: str, url: str) -> None:
     assert rows(heading).keys() == known_options(url).keys()

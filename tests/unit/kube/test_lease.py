@@ -44,7 +44,7 @@ class Replica:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.seen: lease.Seen | None = None
+        self.seen: lease.SeenLease | None = None
         self.renewed_at_s: float | None = None
 
     def acts(self, now: float) -> bool:

@@ -87,6 +87,12 @@ class FakeMaster:
         self._events.append(m.Invalidate(self.namespace, self.seq, [*entries]))
         self.wake()
 
+    def everything(self) -> None:
+        """Says that whatever is known may be wrong."""
+        self.seq += 1
+        self._events.append(m.Invalidate(self.namespace, self.seq, everything=True))
+        self.wake()
+
     def trim(self) -> None:
         """The stream forgets what it had."""
         self.seq += 1

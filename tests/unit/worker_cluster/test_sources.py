@@ -49,6 +49,9 @@ class FakeConnector:
             raise AccessDenied("no")
         return memoryview(b"%s of %s" % (path, self.spec.url.encode()))
 
+    def ask(self, path: bytes, version: Fingerprint) -> object:
+        return object()
+
     def close(self) -> None:
         self.closed = True
 
@@ -217,6 +220,22 @@ def test_a_source_that_refuses_the_access_is_looked_for_again(
     assert [connector.closed for connector in rig.opened] == [True, True]
 
 
+def test_a_source_whose_options_an_operator_changes_is_opened_again() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        await it.attach(attach("cachefs://fake:1/data"))
+        late = it.connector(NAMESPACE, SOURCE.key)
+        await asyncio.to_thread(late.read_all, b"x", VERSION)
+        rig.master.source = UfsSpec(SOURCE.url, {"profile": "right"})
+        await asyncio.to_thread(late.read_all, b"x", VERSION)
+        assert len(rig.opened) == 1, "nothing says that it changed"
+        rig.master.everything()
+        await until(lambda: late.ask(b"x", VERSION) is None)
+        await asyncio.to_thread(late.read_all, b"x", VERSION)
+        assert [one.spec.options for one in rig.opened] == [SOURCE.options, {"profile": "right"}]
+
+    play(script)
+
+
 def test_another_namespace_of_the_master_is_for_new_mounts() -> None:
     async def script(it: ClusterSources, rig: Rig) -> None:
         await it.attach(attach("cachefs://fake:1/data"))
@@ -303,6 +322,23 @@ def test_a_refusal_is_looked_into_now_and_then_and_what_was_found_goes_on() -> N
     for _ in range(3):
         assert bytes(late.read_all(b"x", VERSION)) == b"x of s3://bucket/data"
     assert finder.calls == 2
+
+
+def test_a_change_that_cannot_be_looked_up_now_is_looked_up_later() -> None:
+    now = [0.0]
+    finder = Finder()
+    late = LazyConnector(finder, clock=lambda: now[0])
+    late.read_all(b"x", VERSION)
+    late.look_again()
+    finder.error = Unreachable("no master")
+    for _ in range(3):
+        assert bytes(late.read_all(b"x", VERSION)) == b"x of s3://bucket/data"
+    assert finder.calls == 2
+    finder.error = None
+    now[0] += AGAIN_S
+    for _ in range(3):
+        late.read_all(b"x", VERSION)
+    assert finder.calls == 3
 
 
 def test_what_is_found_after_the_end_is_closed() -> None:

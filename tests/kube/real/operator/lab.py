@@ -19,7 +19,7 @@ import yaml
 from cachefs.client.admin import AdminClient
 from cachefs.core import admin as a
 from cachefs.core.errors import CacheFSError
-from cachefs.kube.names import COMPONENT, DATASETS, GATE, GROUP, VERSION
+from cachefs.kube.names import COMPONENT, DATASETS, DRIVER, GATE, GROUP, VERSION
 from tests.kube.real.cluster import Cluster, Manifest
 from tests.services.cluster import Cluster as Cache
 from tests.services.commands import CACHEFS
@@ -236,8 +236,10 @@ def dataset(space: str, name: str, source: str, **spec: Any) -> Manifest:
     }  # fmt: skip
 
 
-def pod(space: str, name: str, names: str = "", *, claim: str = "", node: str = "") -> Manifest:
-    """A pod, gated if it names Datasets."""
+def pod(
+    space: str, name: str, names: str = "", *, claim: str = "", inline: str = "", node: str = ""
+) -> Manifest:
+    """A pod, gated if it names Datasets, with a volume: a claim, or inline with this path."""
     spec: dict[str, Any] = {
         "containers": [{"name": "main", "image": "nothing"}],
         "terminationGracePeriodSeconds": 0,
@@ -248,9 +250,32 @@ def pod(space: str, name: str, names: str = "", *, claim: str = "", node: str = 
         spec["schedulingGates"] = [{"name": GATE}]
     if claim:
         spec["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
+    if inline:
+        csi = {"driver": DRIVER, "readOnly": True, "volumeAttributes": {"path": inline}}
+        spec["volumes"] = [{"name": "data", "csi": csi}]
     if node:
         spec["nodeName"] = node
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def static_volume(space: str, name: str, path: str) -> tuple[Manifest, Manifest]:
+    """A volume as an administrator makes it, without a label of ours, and its claim."""
+    common = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    claim = {"namespace": space, "name": name}
+    csi = {"driver": DRIVER, "readOnly": True, "volumeHandle": f"cachefs://localhost:1{path}"}
+    volume = {**common, "capacity": {"storage": "1Gi"}, "claimRef": claim, "csi": csi}
+    wanted = {**common, "resources": {"requests": {"storage": "1Gi"}}}
+    return (
+        {
+            "apiVersion": "v1", "kind": "PersistentVolume",
+            "metadata": {"name": f"{space}-{name}"}, "spec": volume,
+        },
+        {
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": _named(name, space),
+            "spec": {**wanted, "volumeName": f"{space}-{name}"},
+        },
+    )  # fmt: skip
 
 
 def namespace(name: str) -> Manifest:

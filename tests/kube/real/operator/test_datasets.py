@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.kube.names import FINALIZER
 from tests.kube.real.cluster import ClusterFailed
-from tests.kube.real.operator.lab import Lab, Replica, dataset, pod
+from tests.kube.real.operator.lab import Lab, Replica, dataset, pod, static_volume
 
 OPEN_S = 3.0  # from the end of a load to the pod without its gate
 LARGE = 2_000_000
@@ -158,6 +158,30 @@ def test_pods_that_use_the_data_keep_it(lab: Lab, space: str) -> None:
     lab.remove(space, "pod/trainer", "--grace-period=0", "--force")
     lab.control.wait("dataset/one", "delete", namespace=space)
     assert f"/{space}/one" not in lab.sources()
+
+
+def test_pods_of_other_namespaces_keep_the_data(lab: Lab, space: str) -> None:
+    """Pods with an inline volume, and with the claim of a volume that an administrator made."""
+    lab.control.apply(dataset(space, "one", lab.source("used-elsewhere"), load={"enabled": False}))
+    lab.until(lambda: f"/{space}/one" in lab.sources(), "the source is attached")
+    other = lab.space(f"{space[:50]}-other")
+    path = f"/{space}/one"
+    lab.control.apply(
+        *static_volume(other, "static", path),
+        pod(other, "claims", claim="static", node="nowhere"),
+        pod(other, "shows", inline=path, node="nowhere"),
+    )
+    lab.control.kubectl("delete", "dataset", "one", "-n", space, "--wait=false")
+    users = f"used by {other}/claims, {other}/shows"
+    lab.until(
+        lambda: lab.condition(space, "one", "Removable").get("message") == users,
+        "the condition names the pods",
+    )
+    assert path in lab.sources()
+    lab.close_space(other)
+    lab.control.kubectl("delete", "pv", f"{other}-static")
+    lab.control.wait("dataset/one", "delete", namespace=space)
+    assert path not in lab.sources()
 
 
 def test_a_master_that_is_away_is_told_and_nothing_is_detached(lab: Lab, space: str) -> None:

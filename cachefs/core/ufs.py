@@ -1,0 +1,74 @@
+"""The messages about the sources of a namespace, between the master, its workers and operators."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cachefs.core.messages import Message
+from cachefs.core.model import Inode, UfsSpec
+
+
+class GetUfs(Message, frozen=True):
+    """Requests the source with this key (`Origin.ufs`). Answered by UfsFound; raises NotFound."""
+
+    key: str
+
+
+class UfsFound(Message, frozen=True):
+    source: UfsSpec
+
+
+class AddUfs(Message, frozen=True):
+    """Mounts a source at a directory of the namespace ("/imagenet"), which is created. Idempotent.
+    Raises the origin's error, and InUse if another source is mounted there."""
+
+    path: bytes
+    source: UfsSpec
+    sync_interval_s: float = 60.0
+
+
+class UfsAdded(Message, frozen=True):
+    root: Inode
+    warning: str = ""
+
+
+class SetUfs(Message, frozen=True):
+    """Changes a source that is mounted: sets `options`, removes the options `unset`. None: the sync
+    interval stays. Inodes and cached bytes stay. Answered by UfsChanged once durable. Raises the
+    origin's error with the new options, NotFound, and BadConfig for options that the source cannot
+    have or that would name another store."""
+
+    path: bytes
+    options: dict[str, str]
+    unset: tuple[str, ...] = ()
+    sync_interval_s: float | None = None
+
+
+class RemoveUfs(Message, frozen=True):
+    """Removes a source from the namespace. Answered by Done. Raises NotFound, and InUse if `force`
+    is False and a path of the source is pinned."""
+
+    path: bytes
+    force: bool = False
+
+
+class ListUfs(Message, frozen=True):
+    pass
+
+
+class UfsRow(msgspec.Struct, frozen=True):
+    path: bytes
+    source: UfsSpec
+    sync_interval_s: float
+    origin_down: bool = False
+    warning: str = ""
+
+
+class UfsTable(Message, frozen=True):
+    rows: list[UfsRow]
+
+
+class UfsChanged(Message, frozen=True):
+    """The source as it is now."""
+
+    row: UfsRow

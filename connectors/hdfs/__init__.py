@@ -1,0 +1,1 @@
+"""The adapter of HDFS, over the library hdfs-native."""

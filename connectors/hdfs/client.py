@@ -1,0 +1,104 @@
+"""The client of one HDFS: hdfs-native's, made at the first call, with a deadline for every call.
+
+Its blocking calls run in the caller's thread and release the GIL. Reads of its `AsyncClient`, which
+can be cancelled, cost twice the CPU per small file (`bench/hdfs.py`). The library has no time-out
+for a NameNode: `Deadlines` ends the connections to one that is silent. A DataNode that sends
+nothing for `DATANODE_IDLE_MS` is given up by the library for the next replica.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from hdfs_native import Client
+
+from cachefs.core.errors import CacheFSError, DeadlineExceeded
+from connectors.deadline import until
+from connectors.hdfs.connections import Address, end_connections, resolve
+from connectors.hdfs.deadlines import Deadlines, TimedCall
+from connectors.hdfs.errors import classify
+from connectors.hdfs.name_services import find_name_nodes, read_configuration
+from connectors.hdfs.options import HdfsOptions
+from connectors.hdfs.user import assume_user
+
+T = TypeVar("T")
+CALL_S: Final = 8.0  # of one call to the NameNode, or of the read of one piece
+LEAST_S: Final = 0.1
+# A silent DataNode costs three of these at most: two kept connections and a new one.
+DATANODE_IDLE_MS: Final = 2500
+PANIC: Final = "PanicException"  # of the library: a BaseException that no module exports
+
+
+class HdfsClient:
+    """Calls of one HDFS. Thread-safe."""
+
+    def __init__(self, authority: str, options: HdfsOptions) -> None:
+        """`authority` is `host:port`, a name service or a host. Sends nothing. Raises BadConfig."""
+        assume_user(options.user)
+        self._conf_dir = options.conf_dir
+        self._name_nodes = find_name_nodes(authority, read_configuration(options.conf_dir))
+        self._addresses: frozenset[Address] = frozenset()
+        self._is_resolved = False
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._deadlines = Deadlines(self._end_connections)
+
+    def call(self, path: str, act: Callable[[Client], T], limit_s: float = CALL_S) -> T:
+        """Returns what `act` returns, which may run more than once. Raises the typed error of a
+        failure, about `path`, and DeadlineExceeded where HDFS is silent for `limit_s`."""
+        client = self._client or self._open()
+        if not self._is_resolved:
+            self._resolve()
+        limit_s = max(LEAST_S, min(limit_s, until() - time.monotonic()))
+        timed = self._deadlines.begin(limit_s)
+        try:
+            while True:
+                try:
+                    return act(client)
+                except CacheFSError:
+                    raise
+                except BaseException as error:
+                    if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                        raise
+                    if timed.is_overdue or not timed.is_disturbed:
+                        raise self._failure(error, path, timed, limit_s) from error
+                    timed.is_disturbed = False
+        finally:
+            self._deadlines.end(timed)
+
+    def close(self) -> None:
+        """Drops the library's client, whose connections end with its last call. Idempotent."""
+        with self._lock:
+            self._client = None
+        self._deadlines.close()
+
+    def _open(self) -> Client:
+        settings = {
+            "dfs.client.failover.max.attempts": str(len(self._name_nodes.hosts) - 1),
+            "dfs.client.failover.sleep.base.millis": "50",
+            "dfs.client.socket-timeout": str(DATANODE_IDLE_MS),
+        }
+        with self._lock:
+            if self._client is None:
+                self._client = Client(self._name_nodes.url, settings, self._conf_dir or None)
+            return self._client
+
+    def _failure(
+        self, error: BaseException, path: str, timed: TimedCall, limit_s: float
+    ) -> CacheFSError:
+        if timed.is_overdue:
+            cause = f"HDFS did not answer within {limit_s:.3g} s"
+            return DeadlineExceeded(cause, path=path, remedy="check its NameNode")
+        if isinstance(error, OSError):
+            self._is_resolved = False  # the host may have another address now
+        return classify(error, path)
+
+    def _resolve(self) -> None:
+        self._is_resolved = True
+        self._addresses = resolve(self._name_nodes.hosts) or self._addresses
+
+    def _end_connections(self) -> None:
+        end_connections(self._addresses)

@@ -1,0 +1,102 @@
+"""The deadlines of calls of a library that has no time-outs.
+
+A call runs in its caller's thread. After its deadline, one thread of this module interrupts it
+again and again, until it has returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+AGAIN_S: Final = 0.02  # between interrupts: each may free one call, and the library may try again
+SLOW_AFTER_S: Final = (
+    5.0  # a call that is overdue for so long does not wait for what is interrupted
+)
+SLOWLY_S: Final = 1.0
+LONGEST_WAIT_S: Final = 60.0
+
+
+class TimedCall:
+    """A call in flight. `is_overdue`: an interrupt was meant for it; `is_disturbed`: an interrupt
+    was meant for another call."""
+
+    __slots__ = ("due_s", "is_disturbed", "is_overdue")
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.is_overdue = False
+        self.is_disturbed = False
+
+
+class Deadlines:
+    """The calls in flight of one connector. Thread-safe. Owns one thread, from the first call until
+    `close`."""
+
+    def __init__(
+        self, interrupt: Callable[[], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`interrupt` makes calls that wait for a silent server fail. It may disturb other calls,
+        which must survive that."""
+        self._interrupt = interrupt
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._calls: set[TimedCall] = set()
+        self._wakes_at_s = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self, limit_s: float) -> TimedCall:
+        """Records a call of the current thread, which starts now. The caller passes it to `end`."""
+        call = TimedCall(self._clock() + limit_s)
+        with self._changed:
+            self._calls.add(call)
+            if self._thread is None:
+                self._start(call)
+            elif call.due_s < self._wakes_at_s:
+                self._changed.notify_all()
+        return call
+
+    def end(self, call: TimedCall) -> None:
+        with self._changed:
+            self._calls.discard(call)
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent; a later call starts another."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def _start(self, call: TimedCall) -> None:
+        self._wakes_at_s = call.due_s
+        self._thread = threading.Thread(target=self._watch, name="hdfs-deadlines", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._changed:
+                if self._thread is not own:
+                    return
+                pause_s = self._wait()
+            if pause_s:
+                self._interrupt()
+                time.sleep(pause_s)
+
+    def _wait(self) -> float:
+        """Waits for the next deadline or change. Returns the pause after an interrupt, which is due
+        now, or 0.0."""
+        now = self._clock()
+        due_s = min((call.due_s for call in self._calls), default=now + LONGEST_WAIT_S)
+        if due_s > now:
+            self._wakes_at_s = due_s
+            self._changed.wait(min(due_s - now, LONGEST_WAIT_S))
+            return 0.0
+        for call in self._calls:
+            call.is_overdue = call.due_s <= now
+            call.is_disturbed = not call.is_overdue
+        latest_s = max(call.due_s for call in self._calls if call.is_overdue)
+        return AGAIN_S if now - latest_s < SLOW_AFTER_S else SLOWLY_S

@@ -1,0 +1,132 @@
+"""The handlers of calls about the sources of a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol
+
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.access import Caller
+from cachefs.core.errors import AccessDenied, BadConfig, InUse, Throttled
+from cachefs.core.model import UfsSpec
+from connectors.base import Connector
+
+log = logging.getLogger("cachefs.master")
+
+MAX_ADDITIONS: Final = 8
+MOST_NAMED: Final = 3
+
+OpenConnector = Callable[[UfsSpec], Connector]
+SourceCall = c.GetUfs | c.AddUfs | c.SetUfs | c.RemoveUfs | c.ListUfs
+
+
+class Sources(Protocol):
+    """What the handlers need of a namespace; see `master.namespace.Master`."""
+
+    def ufs(self, key: str) -> UfsSpec: ...
+    def ufs_rows(self) -> list[c.UfsRow]: ...
+    async def add_ufs(
+        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
+    ) -> c.UfsAdded: ...
+    async def set_ufs(self, call: c.SetUfs, open_connector: OpenConnector) -> c.UfsRow: ...
+    async def remove_ufs(self, path: bytes) -> None: ...
+    def pinned_below(self, path: bytes) -> list[bytes]: ...
+
+
+class SourceCalls:
+    """The handlers of one master."""
+
+    def __init__(self, sources: Sources, open_connector: OpenConnector) -> None:
+        """Keeps `open_connector`, which blocks: threads call it."""
+        self._sources = sources
+        self._open_connector = open_connector
+        self._additions: set[asyncio.Task[c.UfsAdded]] = set()
+
+    async def close(self) -> None:
+        """Finishes adding sources."""
+        await asyncio.gather(*self._additions, return_exceptions=True)
+
+    async def answer(self, call: SourceCall, caller: Caller) -> m.Message:
+        """Returns the reply to a call. Raises the typed errors."""
+        return await _ANSWERS[type(call)](self, call, caller)
+
+    async def _find(self, call: c.GetUfs, caller: Caller) -> m.Message:
+        source = self._sources.ufs(call.key)
+        if caller.prefix and not any(row.source.key == call.key for row in self._rows(caller)):
+            raise AccessDenied("this source is out of reach of this token")
+        return c.UfsFound(source)
+
+    def _rows(self, caller: Caller) -> Iterable[c.UfsRow]:
+        """Yields the sources of which the caller may see a part."""
+        for row in self._sources.ufs_rows():
+            root = row.path.strip(b"/")
+            if caller.sees(root) or not root or (caller.prefix + b"/").startswith(root + b"/"):
+                yield row
+
+    async def _list(self, call: c.ListUfs, caller: Caller) -> m.Message:
+        return c.UfsTable(self._sources.ufs_rows())
+
+    async def _add(self, call: c.AddUfs, caller: Caller) -> m.Message:
+        """Adds a source. Cancellation does not stop the work: the master owns the connector."""
+        _check_interval(call.sync_interval_s)
+        if len(self._additions) >= MAX_ADDITIONS:
+            raise Throttled(f"{MAX_ADDITIONS} sources are being added")
+        task = asyncio.ensure_future(self._open_and_add(call))
+        self._additions.add(task)
+        task.add_done_callback(self._additions.discard)
+        return await asyncio.shield(task)
+
+    async def _open_and_add(self, call: c.AddUfs) -> c.UfsAdded:
+        source = call.source
+        connector = await asyncio.to_thread(self._open_connector, source)
+        added = await self._sources.add_ufs(call.path, source, connector, call.sync_interval_s)
+        log.info("source %s is at %s", source.url, _shown(call.path))
+        return added
+
+    async def _set(self, call: c.SetUfs, caller: Caller) -> m.Message:
+        """Changes a source. Cancellation does not stop the work."""
+        _check_interval(call.sync_interval_s or 0.0)
+        row = await self._sources.set_ufs(call, self._open_connector)
+        log.info("the source at %s was changed", _shown(call.path))
+        return c.UfsChanged(row)
+
+    async def _remove(self, call: c.RemoveUfs, caller: Caller) -> m.Message:
+        if not call.force:
+            self._check_unpinned(call.path)
+        await self._sources.remove_ufs(call.path)
+        log.info("the source at %s is removed", _shown(call.path))
+        return m.Done()
+
+    def _check_unpinned(self, path: bytes) -> None:
+        """Raises InUse if a policy pins the directory of a source, or a path below it."""
+        pinned = self._sources.pinned_below(path)
+        if pinned:
+            named = ", ".join(map(_shown, pinned[:MOST_NAMED]))
+            more = f" and {len(pinned) - MOST_NAMED} more" if len(pinned) > MOST_NAMED else ""
+            raise InUse(
+                f"a pin protects {named}{more}",
+                path=_shown(path),
+                remedy="unpin first (cachefs unpin), or give --force",
+            )
+
+
+def _check_interval(seconds: float) -> None:
+    if math.isnan(seconds):
+        raise BadConfig("the sync interval is no number")
+
+
+def _shown(path: bytes) -> str:
+    return "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
+
+
+_ANSWERS: Final[dict[type, Callable[[SourceCalls, Any, Caller], Awaitable[m.Message]]]] = {
+    c.GetUfs: SourceCalls._find,
+    c.ListUfs: SourceCalls._list,
+    c.AddUfs: SourceCalls._add,
+    c.SetUfs: SourceCalls._set,
+    c.RemoveUfs: SourceCalls._remove,
+}
