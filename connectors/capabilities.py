@@ -1,7 +1,8 @@
 """What a store can do, as its adapter declares it. Pure.
 
 The master and the worker choose by these declarations, never by the scheme. The conformance suite
-tests each of them. An adapter that is not sure declares less.
+tests order, directories, identity, precision, and the writing half without its limits and `append`.
+An adapter that is not sure declares less.
 """
 
 from __future__ import annotations

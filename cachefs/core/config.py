@@ -27,6 +27,7 @@ DEFAULT: Final = "default"
 # Settings of the source, with the name of the connectors' option.
 SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     "endpoint_url": "endpoint_url",
+    "credential": "credential",
     "aws_profile": "profile",
     "region": "region",
     "requester_pays": "requester_pays",

@@ -18,6 +18,14 @@ SOURCE_SETTINGS: Final[tuple[Setting, ...]] = (
         commands=SOURCE_COMMANDS,
     ),
     Setting(
+        "credential",
+        Type.TEXT,
+        "",
+        "Name of the source's credential: files in /etc/cachefs/credentials.d/NAME.",
+        "the default chain of the store",
+        commands=SOURCE_COMMANDS,
+    ),
+    Setting(
         "aws_profile",
         Type.TEXT,
         "",

@@ -19,7 +19,9 @@ from cachefs.core.errors import CredentialsMissing, Unreachable
 from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import RENEW
 from connectors.azure.sas import sign_container
+from connectors.credential import Credential
 
+FIELDS: Final = ("sas_token", "account_key")  # of a named credential
 SCOPE: Final = "https://storage.azure.com/.default"
 SIGNED_S: Final = 3600.0  # a token that a key signs
 RENEWED_S: Final = 300.0  # before the end of a token
@@ -48,6 +50,7 @@ class AzureCredentials:
     ) -> None:
         self._place = place
         self._options = options
+        self._named = _named(options)
         self._clock = clock
         self._lock = threading.Lock()
         self._chain: Any = None
@@ -55,17 +58,26 @@ class AzureCredentials:
 
     def current(self) -> Authorization:
         """Returns valid credentials. Raises CredentialsMissing, Unreachable."""
-        sas = _secret(self._options.sas_token_file, "AZURE_STORAGE_SAS_TOKEN").lstrip("?")
-        if sas and not self._options.account_key_file:
+        sas, key = self._secrets()
+        if sas:
             check_sas(sas, self._clock())
             return Authorization(query=sas)
-        key = _secret(self._options.account_key_file, "AZURE_STORAGE_KEY")
         with self._lock:
             from_, authorization, until_s = self._kept
             if from_ != key or self._clock() > until_s - RENEWED_S:
                 authorization, until_s = self._signed(key) if key else self._identified()
                 self._kept = (key, authorization, until_s)
             return authorization
+
+    def _secrets(self) -> tuple[str, str]:
+        """Returns a SAS token, or else a key, or else neither."""
+        if self._named is not None:
+            sas, key = (_checked(one, self._options.credential) for one in self._named.values())
+            return sas.lstrip("?"), key
+        key = _secret(self._options.account_key_file, "AZURE_STORAGE_KEY")
+        if self._options.account_key_file:
+            return "", key
+        return _secret(self._options.sas_token_file, "AZURE_STORAGE_SAS_TOKEN").lstrip("?"), key
 
     def _signed(self, key: str) -> tuple[Authorization, float]:
         now_s = self._clock()
@@ -90,9 +102,16 @@ class AzureCredentials:
 
     def forget(self) -> None:
         """Discards the credentials, after the store refused them."""
+        if self._named is not None:
+            self._named.forget()
         with self._lock:
             self._chain = None
             self._kept = ("", Authorization(), 0.0)
+
+
+def _named(options: AzureOptions) -> Credential | None:
+    name = options.credential
+    return Credential(name, FIELDS) if name else None
 
 
 def check_sas(sas: str, now_s: float) -> None:
@@ -123,8 +142,12 @@ def _secret(path: str, variable: str) -> str:
             raise CredentialsMissing(cause, path=path, remedy="check it") from error
     if path and not text:
         raise CredentialsMissing("the file of the credentials is empty", path=path)
+    return _checked(text, path or variable)
+
+
+def _checked(text: str, where: str) -> str:
     if not (text.isascii() and text.isprintable()) or " " in text:
-        cause = f"the credentials of {path or variable} are no single printable line"
+        cause = f"the credentials of {where} are no single printable line"
         raise CredentialsMissing(cause, remedy="write them again")
     return text
 

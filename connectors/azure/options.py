@@ -9,11 +9,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cachefs.core.errors import BadConfig
-from connectors import keys
+from connectors import credential, keys
 from connectors.objects import options as shared
 
 OPTIONS: Final[dict[str, str]] = {
     "endpoint_url": "URL of the account's blob service; default: https://ACCOUNT.blob.core.windows.net",
+    credential.OPTION: credential.HELP,
     "sas_token_file": "file with a SAS token; default: AZURE_STORAGE_SAS_TOKEN",
     "account_key_file": "file with a key of the account; default: AZURE_STORAGE_KEY",
     "client_id": "client id of a managed identity; default: Azure's default chain decides",
@@ -29,6 +30,7 @@ class AzureOptions(msgspec.Struct, frozen=True):
     """The parsed options; "" means not given."""
 
     endpoint_url: str = ""
+    credential: str = ""
     sas_token_file: str = ""
     account_key_file: str = ""
     client_id: str = ""
@@ -52,6 +54,9 @@ def parse_options(options: Mapping[str, str]) -> AzureOptions:
         raise BadConfig(f"bad client_id {client_id!r}", remedy="give the id of an identity")
     return AzureOptions(
         endpoint_url=shared.endpoint(options),
+        credential=credential.parse_name(
+            options, "sas_token_file", "account_key_file", "client_id", "anonymous"
+        ),
         sas_token_file=shared.file_path(options, "sas_token_file", "a file with a SAS token"),
         account_key_file=shared.file_path(options, "account_key_file", "a file with a key"),
         client_id=client_id,

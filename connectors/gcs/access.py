@@ -19,11 +19,18 @@ from google.oauth2 import credentials as user
 from google.oauth2 import service_account
 
 from cachefs.core.errors import BadConfig, CacheFSError, CredentialsMissing, Unreachable
+from connectors.credential import Credential
 from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import RENEW
 
 SCOPES: Final = ("https://www.googleapis.com/auth/devstorage.read_only",)
 TOKEN_LIMIT_S: Final = 10.0  # of one request for a token
+KEY_FIELD: Final = "credentials.json"
+_LOADERS: Final[dict[str, Any]] = {
+    "service_account": service_account.Credentials.from_service_account_info,
+    "external_account": identity_pool.Credentials.from_info,
+    "authorized_user": user.Credentials.from_authorized_user_info,
+}
 NO_CREDENTIALS: Final = (
     "set GOOGLE_APPLICATION_CREDENTIALS or credentials_file to a key file, or --anonymous for a"
     " public bucket"
@@ -36,6 +43,8 @@ class GcsCredentials:
 
     def __init__(self, options: GcsOptions) -> None:
         self._file = options.credentials_file
+        self._named = Credential(options.credential, (KEY_FIELD,)) if options.credential else None
+        self._text = ""  # of the named credential that is in use
         self._lock = threading.Lock()
         self._found: Any = None
         session = requests.Session()
@@ -52,7 +61,9 @@ class GcsCredentials:
                 raise _translated(error) from error
 
     def _renewed(self) -> str:
-        if self._found is None:
+        if self._named is not None:
+            self._take(*self._named.values())
+        elif self._found is None:
             self._found = self._load()
         if not self._found.valid:
             self._found.refresh(self._request)
@@ -60,6 +71,11 @@ class GcsCredentials:
         if not token or not (token.isascii() and token.isprintable()):
             raise CredentialsMissing("the credentials have no usable token", remedy=RENEW)
         return token
+
+    def _take(self, text: str) -> None:
+        """Uses the named credential as it is now."""
+        if self._found is None or text != self._text:
+            self._found, self._text = loaded(text, path=""), text
 
     def _load(self) -> Any:
         if self._file:
@@ -69,27 +85,35 @@ class GcsCredentials:
 
     def forget(self) -> None:
         """Discards the credentials, after the store refused them."""
+        if self._named is not None:
+            self._named.forget()
         with self._lock:
             self._found = None
 
 
 def load_file(path: str) -> Any:
     """Returns the credentials in a JSON file. Raises BadConfig for a file that is none."""
-    loaders: dict[str, Any] = {
-        "service_account": service_account.Credentials.from_service_account_info,
-        "external_account": identity_pool.Credentials.from_info,
-        "authorized_user": user.Credentials.from_authorized_user_info,
-    }
     try:
         with open(path, encoding="utf-8") as file:
-            info = json.load(file)
-        return loaders[info["type"]](info, scopes=SCOPES)
+            return loaded(file.read(), path)
     except OSError as error:
         raise CredentialsMissing(str(error.strerror), path=path, remedy=NO_CREDENTIALS) from error
+    except UnicodeDecodeError as error:
+        raise _no_credentials(path) from error
+
+
+def loaded(text: str, path: str) -> Any:
+    """Returns the credentials in the JSON text of a file. Raises BadConfig."""
+    try:
+        info = json.loads(text)
+        return _LOADERS[info["type"]](info, scopes=SCOPES)
     except (ValueError, KeyError, TypeError) as error:
-        kinds = ", ".join(loaders)
-        cause = "credentials_file: no JSON file of credentials"
-        raise BadConfig(cause, path=path, remedy=f"its `type` is one of {kinds}") from error
+        raise _no_credentials(path) from error
+
+
+def _no_credentials(path: str) -> BadConfig:
+    remedy = f"its `type` is one of {', '.join(_LOADERS)}"
+    return BadConfig("credentials_file: no JSON file of credentials", path=path, remedy=remedy)
 
 
 def _translated(error: exceptions.GoogleAuthError) -> CacheFSError:

@@ -9,10 +9,12 @@ from typing import Final
 import msgspec
 
 from cachefs.core.errors import BadConfig
+from connectors import credential
 from connectors.objects import options as shared
 
 OPTIONS: Final[dict[str, str]] = {
     "endpoint_url": "URL of the server; default: Google's",
+    credential.OPTION: credential.HELP,
     "credentials_file": "JSON file of a service account, a workload identity or a user;"
     " default: Google's default chain",
     "anonymous": "true: requests have no credentials (public buckets); default false",
@@ -26,6 +28,7 @@ class GcsOptions(msgspec.Struct, frozen=True):
     """The parsed options; "" means not given."""
 
     endpoint_url: str = ""
+    credential: str = ""
     credentials_file: str = ""
     anonymous: bool = False
     billing_project: str = ""
@@ -40,6 +43,7 @@ def parse_options(options: Mapping[str, str]) -> GcsOptions:
         raise BadConfig(f"bad billing_project {project!r}", remedy="give the id of a project")
     return GcsOptions(
         endpoint_url=shared.endpoint(options),
+        credential=credential.parse_name(options, "credentials_file", "anonymous"),
         credentials_file=shared.file_path(options, "credentials_file", "a JSON file"),
         anonymous=shared.switch(options, "anonymous"),
         billing_project=project,

@@ -1,7 +1,8 @@
 """The access to one bucket: endpoint, region, addressing, certificates, proxies, credentials.
 
 They are resolved once, at the first request, by botocore's rules (profile, environment, shared
-files, web identity, containers, instances). The options of the source take precedence.
+files, web identity, containers, instances). The options of the source take precedence. Keys of a
+named credential are read from this machine again and again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import get_environ_proxies
 
 from cachefs.core.errors import BadConfig, CredentialsMissing, Unsupported
+from connectors.credential import Credential
 from connectors.s3.errors import from_botocore
 from connectors.s3.options import S3Options
 
+FIELDS: Final = ("access_key_id", "secret_access_key", "session_token")  # of a named credential
 DEFAULT_REGION: Final = "us-east-1"
 NO_CREDENTIALS: Final = "set AWS_PROFILE or --aws-profile NAME, or --anonymous for a public bucket"
 
@@ -55,6 +58,7 @@ class S3Credentials:
 
     def __init__(self, options: S3Options) -> None:
         self._profile = options.profile or None
+        self._named = _named(options)
         self.anonymous = options.anonymous
         self._lock = threading.Lock()
         self._found: Any = None
@@ -63,19 +67,25 @@ class S3Credentials:
         """Returns the credentials; None: requests are unsigned. Raises CredentialsMissing."""
         if self.anonymous:
             return None
+        keys = self._of_chain() if self._named is None else _of_credential(self._named)
+        if not keys.access_key or not keys.secret_key:
+            raise CredentialsMissing("the credentials are empty", remedy=NO_CREDENTIALS)
+        if not _fits_header(f"{keys.access_key}{keys.token or ''}"):
+            cause = "the credentials have characters that no header can carry"
+            raise CredentialsMissing(cause, remedy="write them again, without line ends")
+        return keys
+
+    def _of_chain(self) -> Keys:
         try:
             frozen = self._chain().get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
             raise from_botocore(error) from error
-        if not frozen.access_key or not frozen.secret_key:
-            raise CredentialsMissing("the credentials are empty", remedy=NO_CREDENTIALS)
-        if not _fits_header(f"{frozen.access_key}{frozen.token or ''}"):
-            cause = "the credentials have characters that no header can carry"
-            raise CredentialsMissing(cause, remedy="write them again, without line ends")
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     def forget(self) -> None:
         """Discards the credentials, after the origin refused them."""
+        if self._named is not None:
+            self._named.forget()
         with self._lock:
             self._found = None
 
@@ -86,6 +96,17 @@ class S3Credentials:
             if self._found is None:
                 raise CredentialsMissing("no AWS credentials were found", remedy=NO_CREDENTIALS)
             return self._found
+
+
+def _named(options: S3Options) -> Credential | None:
+    """Returns the named credential of the source, if it has one."""
+    name = options.credential
+    return Credential(name, FIELDS) if name else None
+
+
+def _of_credential(named: Credential) -> Keys:
+    access_key, secret_key, token = named.values()
+    return Keys(access_key, secret_key, token or None)
 
 
 def open_session(profile: str | None) -> Any:

@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cachefs.core.errors import BadConfig
+from connectors import credential
 
 OPTIONS: Final[dict[str, str]] = {
     "endpoint_url": "URL of the S3 server; default: the environment's or profile's, else AWS",
+    credential.OPTION: credential.HELP,
     "profile": "profile in the AWS configuration files; default: AWS_PROFILE, or the default chain",
     "region": "region to sign for; default: the bucket's, else the profile's, else us-east-1",
     "requester_pays": "true: the requester pays for the requests; default false",
@@ -29,6 +31,7 @@ class S3Options(msgspec.Struct, frozen=True):
     """The parsed options; "" means not given."""
 
     endpoint_url: str = ""
+    credential: str = ""
     profile: str = ""
     region: str = ""
     requester_pays: bool = False
@@ -42,6 +45,7 @@ def parse_options(options: Mapping[str, str]) -> S3Options:
     bad value."""
     return S3Options(
         endpoint_url=_endpoint(options.get("endpoint_url", "")),
+        credential=credential.parse_name(options, "profile", "anonymous"),
         profile=options.get("profile", ""),
         region=options.get("region", ""),
         requester_pays=_boolean(options, "requester_pays"),
