@@ -20,7 +20,7 @@ from connectors.deadline import until
 from connectors.hdfs.connections import Address, end_connections, resolve
 from connectors.hdfs.deadlines import Deadlines, TimedCall
 from connectors.hdfs.errors import classify
-from connectors.hdfs.name_services import find_name_nodes, read_configuration
+from connectors.hdfs.name_services import default_conf_dir, find_name_nodes, read_configuration
 from connectors.hdfs.options import HdfsOptions
 from connectors.hdfs.user import assume_user
 
@@ -38,8 +38,8 @@ class HdfsClient:
     def __init__(self, authority: str, options: HdfsOptions) -> None:
         """`authority` is `host:port`, a name service or a host. Sends nothing. Raises BadConfig."""
         assume_user(options.user)
-        self._conf_dir = options.conf_dir
-        self._name_nodes = find_name_nodes(authority, read_configuration(options.conf_dir))
+        self._conf_dir = options.conf_dir or default_conf_dir()
+        self._name_nodes = find_name_nodes(authority, read_configuration(self._conf_dir))
         self._addresses: frozenset[Address] = frozenset()
         self._is_resolved = False
         self._lock = threading.Lock()

@@ -23,6 +23,14 @@ class NameNodes(NamedTuple):
     hosts: tuple[tuple[str, int], ...]
 
 
+def default_conf_dir() -> str:
+    """Returns the configuration directory of the environment, as Hadoop's programs find it; "" if
+    there is none."""
+    home = os.environ.get("HADOOP_HOME", "")
+    in_home = os.path.join(home, "etc", "hadoop") if home else ""
+    return os.environ.get("HADOOP_CONF_DIR", in_home)
+
+
 def read_configuration(conf_dir: str) -> dict[str, str]:
     """Returns the properties of the files of a directory; none for "". Raises BadConfig."""
     found: dict[str, str] = {}

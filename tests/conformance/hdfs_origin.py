@@ -15,6 +15,7 @@ class HdfsOrigin(ServerOrigin):
     """Its neighbour must not be seen."""
 
     def __init__(self, cluster: HdfsCluster, name: str) -> None:
+        cluster.start()  # what another test killed
         self._client = cluster.client()
         self._root = f"/{name}/data"
         self._client.mkdirs(self._root, create_parent=True)

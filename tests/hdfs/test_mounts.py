@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 from collections.abc import Iterator
@@ -61,6 +62,22 @@ def test_a_change_is_seen(node: Node, source: Source) -> None:
     assert (mount / "f").read_bytes() == b"NEW"
     source.write("g", b"g")
     assert sorted(os.listdir(mount)) == ["f", "g"]
+
+
+def test_readers_of_a_mount_do_not_notice_a_killed_datanode(node: Node, source: Source) -> None:
+    files = {f"f{number:02}": BIG[number:][: 110 << 10] for number in range(32)}
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: source.write(name, files[name]), files))
+    source.write("big", BIG)
+    mount = node.mount(source.spec.url)
+    with (mount / "big").open("rb") as big:
+        data = big.read(1)
+        source.cluster.datanodes[0].kill()
+        data += big.read()
+    assert data == BIG
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda name: (mount / name).read_bytes(), files))
+    assert found == [*files.values()]
 
 
 def test_a_mount_of_a_user(node: Node, source: Source) -> None:

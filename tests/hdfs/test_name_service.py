@@ -41,7 +41,9 @@ def read(connector: Connector) -> bytes:
         return b""
 
 
-def test_a_failover(service: NameService, connector: Connector) -> None:
+def test_a_failover(
+    service: NameService, connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = NAMES
     write(service.client(), "/d/f", b"of the name service")
     assert read(connector) == b"of the name service"
@@ -49,8 +51,8 @@ def test_a_failover(service: NameService, connector: Connector) -> None:
     service.activate(second, force=True)
     wait_until(lambda: read(connector) == b"of the name service", "the other NameNode is found")
     connector.check()
-    spec = UfsSpec(f"{service.url}/d", {"conf_dir": str(service.conf_dir)})
-    fresh = open_connector(spec, deadline_s=5, meter=Meter())
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(service.conf_dir))
+    fresh = open_connector(UfsSpec(f"{service.url}/d"), deadline_s=5, meter=Meter())
     assert read(fresh) == b"of the name service"
     fresh.close()
 
