@@ -76,7 +76,8 @@ requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.i
 	@$(UV_COMPILE) $(UPGRADE) --all-extras pyproject.toml -o requirements/dev.txt
 	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster pyproject.toml \
 		-c requirements/dev.txt -o requirements/run.txt
-	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra cluster --extra csi --extra kube pyproject.toml \
+	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra hdfs --extra gcs --extra azure \
+		--extra cluster --extra csi --extra kube pyproject.toml \
 		-c requirements/dev.txt -o requirements/image.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/go.in -o requirements/go.txt
