@@ -13,7 +13,7 @@ from cachefs.core.messages import Found
 from cachefs.core.model import MAX_NAME_BYTES, Inode, Kind
 from connectors import keys
 from master.origins.syncer import Syncer
-from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
+from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S
 from master.state.health import is_down
 from master.state.lookups import LookupPolicy
 from master.state.records import NO_PARENT, Stored, name_of
@@ -64,7 +64,7 @@ class Answers:
         """Returns the stored answer for a name, or None if it is not fresh."""
         if (held := self._tree.held_child(parent, name)) is not None:
             return self._held_now(names, held)
-        if place.interval_s == 0:
+        if place.interval_s == 0 or self._sync.unchecked.covers(parent, name):
             return None
         now = self._clock()
         listed_at, complete = self._listed_at(names, parent, name)
@@ -73,12 +73,12 @@ class Answers:
             checked_at = max(stored.checked_at, listed_at)
             if self._distrusted and stored.inode.ino in self._distrusted:
                 checked_at = 0.0
-            valid_s = valid_for(checked_at, place.interval_s, now)
+            valid_s = place.valid_s(checked_at, now)
             return Found(stored.inode, valid_s) if valid_s else None
         checked_at = self._sync.negatives.checked_at(parent, name)
         if complete:
             checked_at = max(checked_at, listed_at)
-        valid_s = valid_for(checked_at, place.interval_s, now)
+        valid_s = place.valid_s(checked_at, now)
         return Found(None, valid_s) if valid_s else None
 
     def _held_now(self, names: Names, ino: int) -> Found | None:
@@ -88,7 +88,7 @@ class Answers:
         if stored is None:
             raise Stale(f"inode {ino} is gone")
         place = self._tree.directory(names, ino)
-        valid_s = valid_for(stored.checked_at, place.interval_s, self._clock())
+        valid_s = place.valid_s(stored.checked_at, self._clock())
         asks = place.mount.root == ino and place.mount.connector.capabilities.posix_attributes
         if not valid_s and asks:
             return None
@@ -175,8 +175,8 @@ class Answers:
             return stale
         if stored is None:
             checked_at = self._sync.negatives.checked_at(parent, name)
-            return Found(None, valid_for(checked_at, place.interval_s, self._clock()))
-        return Found(stored.inode, valid_for(stored.checked_at, place.interval_s, self._clock()))
+            return Found(None, place.valid_s(checked_at, self._clock()))
+        return Found(stored.inode, place.valid_s(stored.checked_at, self._clock()))
 
     def _stale(self, parent: int, name: bytes) -> Found | None:
         """Returns the stored entry of a name, however old, or None. A stale absence is never
@@ -225,7 +225,7 @@ class Answers:
             self._sync.warn(place, b"", err)
             return Found(stored.inode, DEGRADED_VALID_S)
         assert fresh is not None
-        valid_s = valid_for(fresh.checked_at, place.interval_s, self._clock())
+        valid_s = place.valid_s(fresh.checked_at, self._clock())
         return Found(fresh.inode, valid_s)
 
     async def _probe_root(self, place: Place) -> None:

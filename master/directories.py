@@ -15,15 +15,17 @@ from cachefs.core.messages import Dentry, Listing
 from cachefs.core.model import ROOT_INO, Kind
 from master.origins.syncer import Listing as Running
 from master.origins.syncer import Syncer
-from master.state.freshness import DEGRADED_VALID_S, valid_for
+from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
 from master.state.health import is_down
 from master.state.records import NO_PARENT, DirectoryState, decode_inode, inode_bytes, name_of
+from master.state.unchecked import ALL
 from master.store.base import Store
 from master.store.snapshot import Names
 from master.tree import Place, Tree
 
 PAGE_BYTES: Final = 150 << 10  # of names and records, below MAX_FRAME_BYTES
 CONTINUE_S: Final = 300.0  # a directory stream may continue in a listing up to this old
+UNCHECKED_VALID_S: Final = 1.0  # for pages of a directory with names that wait for a check
 NEXT: Final = 16  # how many names after a directory are searched for the next directory
 _UNKNOWN: Final = DirectoryState()
 
@@ -72,16 +74,19 @@ class Directories:
         """Returns the page if the store has it. None: start a listing, or wait for one."""
         mount, now = place.mount, self._clock()
         state = names.directory(ino) or _UNKNOWN
+        unchecked = self._sync.unchecked
+        limit_s = UNCHECKED_VALID_S if unchecked.concerns(ino) else MAX_VALID_S
         if running is not None and running.error is None and running.safe_below != b"":
-            valid_s = valid_for(running.started_at, place.interval_s, now)
+            valid_s = min(limit_s, place.valid_s(running.started_at, now))
             page = _page(names, ino, after, limit, running.safe_below, valid_s)
             return page if page.entries or running.safe_below is None else None
-        valid_s = valid_for(state.listed_at, place.interval_s, now)
+        listed_at = 0.0 if unchecked.covers(ino, ALL) else state.listed_at
+        valid_s = min(limit_s, place.valid_s(listed_at, now))
         if state.complete and mount.health.down and place.interval_s != 0 and not valid_s:
             if mount.health.may_probe(now):
                 self._sync.list_directory(ino, place)
             return _page(names, ino, after, limit, None, DEGRADED_VALID_S)
-        going_on = after and valid_for(state.listed_at, CONTINUE_S, now)
+        going_on = after and valid_for(listed_at, CONTINUE_S, now)
         if running is None and state.complete and (valid_s or going_on):
             return _page(names, ino, after, limit, None, valid_s)
         return None
@@ -97,7 +102,7 @@ class Directories:
             names = Names(reader)
             place = self._tree.directory(names, ino)
             state = names.directory(ino) or _UNKNOWN
-        fresh = state.complete and valid_for(state.listed_at, place.interval_s, self._clock())
+        fresh = state.complete and place.valid_s(state.listed_at, self._clock())
         return None if fresh or not _is_listed_ahead(place) else place
 
     async def list_next(self, ino: int) -> None:

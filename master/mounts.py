@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -24,6 +24,8 @@ from connectors import keys
 from connectors.base import Connector
 from master.origins.syncer import Syncer
 from master.origins.unavailable import NullConnector, UnavailableConnector
+from master.push.feeds import checked
+from master.push.look_again import LookAgain
 from master.state.records import MountRecord
 from master.store.base import Store
 from master.store.mounts import add_mount, change_mount, remove_mount
@@ -59,6 +61,7 @@ class MountTable:
         self._lookup = lookup
         self._clock = clock
         self._changing = asyncio.Lock()
+        self._look_again = LookAgain(store, tree, sync)
         self._tree.add(_void())
         with store.snapshot() as reader:
             names = Names(reader)
@@ -129,7 +132,7 @@ class MountTable:
         return await asyncio.shield(self._sync.spawn(self._change(call, open_connector)))
 
     async def _change(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
-        mount = self._at(call.path)
+        mount = self.at(call.path)
         before, record = mount.record, _with_changes(mount.record, call)
         unused = None
         try:
@@ -137,7 +140,7 @@ class MountTable:
                 unused = await asyncio.to_thread(open_connector, record.source)
                 await self._sync.check_connector(unused)
             async with self._changing:
-                if self._at(call.path) is not mount or mount.record is not before:
+                if self.at(call.path) is not mount or mount.record is not before:
                     cause = "another request changed the source meanwhile"
                     raise InUse(cause, remedy="try again", path=_shown(before.path))
                 await self._sync.write(lambda txn: change_mount(txn, mount.root, record))
@@ -149,6 +152,8 @@ class MountTable:
         return _row(mount)
 
     def _take_changes(self, mount: Mount, record: MountRecord, connector: Connector | None) -> None:
+        if record.push != mount.record.push:
+            mount.trusted_since = None
         mount.record, mount.interval_s = record, record.sync_interval_s
         if connector is not None:
             former, mount.connector = mount.connector, connector
@@ -163,7 +168,8 @@ class MountTable:
         if mount.owned:
             await asyncio.to_thread(former.close)
 
-    def _at(self, path: bytes) -> Mount:
+    def at(self, path: bytes) -> Mount:
+        """Returns the mount of the source at a path. Raises NotFound."""
         mount = self._tree.by_path(_clean(path))
         if mount is None:
             raise NotFound(
@@ -179,7 +185,7 @@ class MountTable:
 
     async def _remove(self, path: bytes) -> None:
         async with self._changing:
-            mount = self._at(path)
+            mount = self.at(path)
             asked = await self._sync.write(lambda txn: remove_mount(txn, mount.root))
             self._tree.remove(mount.root)
             if mount.root == ROOT_INO:
@@ -242,16 +248,32 @@ class MountTable:
             place = self._tree.directory(Names(reader), parent)
         return place.mount.shown(place.of(name))
 
+    # ---- changes at origins ----
+
+    async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
+        """See `Master.look_again`."""
+        mount = self.at(path)
+        mount.pushed += len(names)
+        mount.pushed_at = now = self._clock()
+        try:
+            await self._look_again.names(mount, names)
+        except CacheFSError:
+            mount.trusted_since = None  # these events may be lost
+            raise
+        if mount.trusted_since is None:
+            mount.trusted_since = now
+
     # ---- at a start ------------------------------------------------------------------------------
 
     def attach(self, path: bytes, connector: Connector | CacheFSError) -> None:
         """See `Master.attach_recorded`."""
         if isinstance(connector, CacheFSError):
             connector = UnavailableConnector(connector)
-        self._at(path).connector = connector
+        self.at(path).connector = connector
 
     async def check(self, within_s: float) -> list[str]:
         """See `Master.check_sources`."""
+        self._look_again.load()
         mounts = self._tree.mounts()
         asked = {m: self._sync.spawn(self._check(m), m) for m in mounts}
         if asked:
@@ -298,6 +320,10 @@ def _row(mount: Mount) -> UfsRow:
         mount.interval_s,
         mount.health.down,
         mount.health.current_warning,
+        mount.record.push,
+        mount.pushed,
+        mount.pushed_at,
+        mount.record.push_interval_s,
     )
 
 
@@ -323,7 +349,15 @@ def _with_changes(record: MountRecord, call: SetUfs) -> MountRecord:
     interval_s = call.sync_interval_s
     if interval_s is None:
         interval_s = record.sync_interval_s
-    return msgspec.structs.replace(record, source=source, sync_interval_s=interval_s)
+    push = record.push if call.push is None else checked(call.push, source.url)
+    valid_s = record.push_interval_s if call.push_interval_s is None else call.push_interval_s
+    return msgspec.structs.replace(
+        record,
+        source=source,
+        sync_interval_s=interval_s,
+        push=push,
+        push_interval_s=valid_s,
+    )
 
 
 def _kept(mount: Mount, asked: MountRecord) -> str:

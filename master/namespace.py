@@ -226,7 +226,7 @@ class Master:
 
     @property
     def position(self) -> int:
-        """The position of the newest event."""
+        """Of the newest event."""
         return self._events.position()
 
     # ---- the mount table -------------------------------------------------------------------------
@@ -251,10 +251,12 @@ class Master:
         return found.inode
 
     async def set_ufs(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
-        """Changes a source, which keeps its inos; see `SetUfs`. `open_connector` runs in a thread;
-        the new connector must answer before the change is made. Cancellation does not stop the
-        work."""
+        """See `SetUfs`. A thread calls `open_connector`. Cancellation does not stop the work."""
         return await self._mounts.change(call, open_connector)
+
+    async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
+        """See `LookAgain.names`."""
+        await self._mounts.look_again(path, names)
 
     def pinned_below(self, path: bytes) -> list[bytes]:
         """Returns the paths, at this one or below it, that a policy pins."""

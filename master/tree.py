@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
 from connectors.base import Connector
+from master.state.freshness import valid_for
 from master.state.health import OriginHealth
 from master.state.records import MountRecord, name_of
 from master.store.snapshot import Names
@@ -33,6 +34,9 @@ class Mount:
     owned: bool = False  # the connector is closed with the mount
     health: OriginHealth = field(default_factory=OriginHealth)
     key: str = ""  # of the UFS
+    pushed: int = 0  # events of the store
+    pushed_at: float = 0.0  # the time of the last one
+    trusted_since: float | None = None  # every change since then was reported, or None
 
     def __post_init__(self) -> None:
         self.key = self.record.source.key
@@ -48,8 +52,15 @@ class Mount:
             "url": self.record.source.url,
             "path": "/" + self.record.path.decode("utf-8", "backslashreplace"),
             "sync_interval_s": self.interval_s,
+            "pushed": self.pushed,
+            "pushed_at": self.pushed_at,
             **self.health.status(),
         }
+
+    def reported_since(self, now: float) -> float | None:
+        """Returns since when the store reports every change; None if that is not known. A store
+        that reported nothing for a push interval may have ceased to report."""
+        return self.trusted_since if now - self.pushed_at < self.record.push_interval_s else None
 
     def shown(self, path: bytes) -> str:
         """Returns a path below the root as a URL for log lines."""
@@ -66,6 +77,18 @@ class Place(NamedTuple):
     mount: Mount
     path: bytes
     interval_s: float
+
+    def valid_s(self, checked_at: float, now: float) -> float:
+        """Returns for how many seconds metadata of the store is still fresh; 0: the caller must
+        ask the origin. Metadata since which the origin reports its changes is fresh for the push
+        interval; the nodes ask for it again after the sync interval, since reports may end."""
+        valid_s = valid_for(checked_at, self.interval_s, now)
+        if valid_s or self.interval_s <= 0:
+            return valid_s
+        since = self.mount.reported_since(now)
+        if since is None or checked_at < since:
+            return 0.0
+        return min(self.interval_s, valid_for(checked_at, self.mount.record.push_interval_s, now))
 
     def of(self, name: bytes) -> bytes:
         """Returns the path of a child below the mount's root."""

@@ -183,7 +183,9 @@ class AdminClient:
         return self.send("POST", "/sources", a.SourceAdded, body, timeout_s=ADD_TIMEOUT_S)
 
     def change_source(self, call: c.SetUfs) -> c.UfsRow:
-        body = a.SourceChange(call.options, [*call.unset], call.sync_interval_s)
+        body = a.SourceChange(
+            call.options, [*call.unset], call.sync_interval_s, call.push, call.push_interval_s
+        )
         query = {"path": a.text_of(call.path)}
         found = self.send("PATCH", "/sources", a.Source, body, query, timeout_s=ADD_TIMEOUT_S)
         return found.row()

@@ -235,6 +235,7 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     GetSync: Need.LATER,  # the handler checks `stop`
     # A source is read with the credentials of the cluster's machines: a caller that adds one can
     # read everything that they can read, at any path.
+    c.PushEvents: Need.PATH,  # and the secret of the source
     c.AddUfs: Need.WRITE | Need.ALL,
     c.SetUfs: Need.WRITE | Need.ALL,
     c.RemoveUfs: Need.WRITE | Need.ALL,

@@ -22,6 +22,7 @@ from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobSpec, JobState, JobStatus
 from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
+from cachefs.core.ufs import PUSH_INTERVAL_S
 
 API: Final = "/api/v1"
 OPENAPI_PATH: Final = f"{API}/openapi.json"
@@ -97,11 +98,14 @@ class NewSource(Request, frozen=True):
 
 class SourceChange(Request, frozen=True):
     """Changes of a source: `options` are set, the options `unset` removed. null: the sync interval
-    stays. Its inodes and cached bytes stay."""
+    and the feed stay. `push`: "webhook:NAME", or "" for none. `push_interval_s`: for how
+    long names are valid while changes are reported. Inodes and cached bytes stay."""
 
     options: dict[str, str] = {}
     unset: list[str] = []
     sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
+    push: Annotated[str, Meta(max_length=255)] | None = None
+    push_interval_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
 
 
 class SourceAdded(Answer, frozen=True):
@@ -120,6 +124,10 @@ class Source(Answer, frozen=True):
     sync_interval_s: float
     origin_down: bool = False
     warning: str = ""
+    push: str = ""
+    pushed: int = 0
+    pushed_at: float = 0.0
+    push_interval_s: float = PUSH_INTERVAL_S
 
     @classmethod
     def of(cls, row: c.UfsRow) -> Source:
@@ -130,6 +138,10 @@ class Source(Answer, frozen=True):
             row.sync_interval_s,
             row.origin_down,
             row.warning,
+            row.push,
+            row.pushed,
+            row.pushed_at,
+            row.push_interval_s,
         )
 
     def row(self) -> c.UfsRow:
@@ -139,6 +151,10 @@ class Source(Answer, frozen=True):
             self.sync_interval_s,
             self.origin_down,
             self.warning,
+            self.push,
+            self.pushed,
+            self.pushed_at,
+            self.push_interval_s,
         )
 
 

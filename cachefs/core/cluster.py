@@ -49,6 +49,7 @@ from cachefs.core.policies import Rule
 from cachefs.core.ufs import AddUfs as AddUfs
 from cachefs.core.ufs import GetUfs as GetUfs
 from cachefs.core.ufs import ListUfs as ListUfs
+from cachefs.core.ufs import PushEvents as PushEvents
 from cachefs.core.ufs import RemoveUfs as RemoveUfs
 from cachefs.core.ufs import SetUfs as SetUfs
 from cachefs.core.ufs import UfsAdded as UfsAdded
@@ -425,7 +426,8 @@ Call = (
     | Locate | ListNext | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
     | StartSync | GetSync
-    | AddUfs | SetUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
+    | AddUfs | SetUfs | PushEvents | RemoveUfs | ListUfs
+    | ListWorkers | Drain | RemoveWorker | MasterStatus
     | Have | Offer | Doubt | Verify | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (

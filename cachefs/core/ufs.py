@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from cachefs.core.messages import Message
 from cachefs.core.model import Inode, UfsSpec
+
+MAX_PUSHED: Final = 1000  # objects of one call
+PUSH_INTERVAL_S: Final = 3600.0
 
 
 class GetUfs(Message, frozen=True):
@@ -42,6 +47,22 @@ class SetUfs(Message, frozen=True):
     options: dict[str, str]
     unset: tuple[str, ...] = ()
     sync_interval_s: float | None = None
+    push: str | None = None  # "": none
+    push_interval_s: float | None = None
+
+
+class PushEvents(Message, frozen=True):
+    """Events of a store about the source at a path: its objects may have changed. `objects`:
+    (bucket, key as the event has it). Answered by Done once every change is durable and announced.
+    Raises AccessDenied for another secret than the source's, and for a source that accepts no
+    events."""
+
+    path: bytes
+    secret: str
+    objects: list[tuple[str, str]]  # at most MAX_PUSHED
+
+    def __repr__(self) -> str:
+        return f"PushEvents({self.path!r}, {len(self.objects)} objects)"
 
 
 class RemoveUfs(Message, frozen=True):
@@ -62,6 +83,10 @@ class UfsRow(msgspec.Struct, frozen=True):
     sync_interval_s: float
     origin_down: bool = False
     warning: str = ""
+    push: str = ""  # "webhook:NAME": events are accepted with the secret of that credential
+    pushed: int = 0  # events since the master's start
+    pushed_at: float = 0.0  # of the last one, wall clock seconds
+    push_interval_s: float = PUSH_INTERVAL_S  # how long names are valid while events come
 
 
 class UfsTable(Message, frozen=True):

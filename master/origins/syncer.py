@@ -29,6 +29,7 @@ from master.state.differences import removed_directories
 from master.state.merge import Change
 from master.state.negatives import Negatives
 from master.state.records import Stored, name_of
+from master.state.unchecked import UncheckedNames
 from master.store.base import Store
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, transact
@@ -108,11 +109,13 @@ class Syncer:
         self._clock = clock
         self.wake = wake
         self.negatives = Negatives()
+        self.unchecked = UncheckedNames()
         self.stats_done = 0
         self.listings_done = 0
         self._listings: dict[int, Listing] = {}
         self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
         self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
+        self._waiting: set[asyncio.Task[Any]] = set()
         self._kept: set[int] = set()  # removed directories whose names a sync still counts
         self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
         self._watched = ThreadPoolExecutor(WATCHED_THREADS, "master-sync")
@@ -137,9 +140,12 @@ class Syncer:
             self.spawn(self._drive(listing, place), place.mount)
         return listing
 
-    async def list_anew(self, directory: int, place: Place, watcher: Watcher) -> Listing:
+    async def list_anew(
+        self, directory: int, place: Place, watcher: Watcher | None = None
+    ) -> Listing:
         """Starts a listing after all earlier requests for the directory have ended, so that no
-        older reply is written after it. An empty listing triggers no stat of the directory."""
+        older reply is written after it. With a watcher, an empty listing triggers no stat of the
+        directory."""
         if asked := [task for (parent, _), task in self._stats.items() if parent == directory]:
             await asyncio.wait(asked)
         while (running := self._listings.get(directory)) is not None:
@@ -154,7 +160,7 @@ class Syncer:
     async def _drive(self, listing: Listing, place: Place, watcher: Watcher | None = None) -> None:
         """Runs a listing in a thread and reports its result to the waiters."""
         loop = asyncio.get_running_loop()
-        watched = self.negatives.names(listing.directory)
+        watched, marks = self.negatives.names(listing.directory), self.unchecked.marks
         lister = Lister(self, loop, listing, place, watched, watcher)
         error: CacheFSError | None = OriginError("the listing ended unexpectedly")
         try:
@@ -162,6 +168,7 @@ class Syncer:
             error = None
             self.listings_done += 1
             self.negatives.forget(listing.directory)
+            self.unchecked.listed(listing.directory, marks)
             place.mount.health.succeeded()
             listing.empty = lister.empty
             if lister.empty and watcher is None:
@@ -275,7 +282,7 @@ class Syncer:
         seen: list[tuple[Sequence[Change], bool]] | None = None,
     ) -> Stored | None:
         """Stats one name and writes the reply; appends the changes to `seen` if given."""
-        asked_at = self._clock()
+        asked_at, marks = self._clock(), self.unchecked.marks
         entry = await self.ask(place.mount, place.of(name))
         self.stats_done += 1
         checked_at = asked_at if place.interval_s else 0.0
@@ -295,6 +302,7 @@ class Syncer:
         if removed:
             self.directories_removed()
         self.wake()
+        self.unchecked.checked(parent, name, marks)
         if stored is None:
             self.negatives.add(parent, name, asked_at)
         else:
@@ -390,16 +398,22 @@ class Syncer:
         """Runs `function` in a write transaction, which is durable when this returns."""
         return await asyncio.wrap_future(transact(self._store, function))
 
-    def spawn(self, work: Coroutine[Any, Any, T], mount: Mount | None = None) -> asyncio.Task[T]:
+    def spawn(
+        self, work: Coroutine[Any, Any, T], mount: Mount | None = None, *, waits: bool = False
+    ) -> asyncio.Task[T]:
         """Starts a task that this object owns; its unexpected errors are logged. `mount` is the
-        mount to whose origin the task sends requests."""
+        mount to whose origin the task sends requests. `close` does not wait for one that
+        `waits`, which may sleep for long."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = mount
+        if waits:
+            self._waiting.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
+        self._waiting.discard(task)
         if task.cancelled():
             return
         err = task.exception()
@@ -431,6 +445,8 @@ class Syncer:
         """Refuses new requests, waits up to CLOSE_WAIT_S for tasks, then cancels them. A thread
         that hangs in a connector is abandoned: the closed store refuses its writes."""
         self._stopping = True
+        for task in self._waiting:
+            task.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
             for task in late:

@@ -89,10 +89,17 @@ def _sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     down = GaugeMetricFamily("cachefs_master_origin_down", "1: does not answer.", labels=["path"])
     text = "Failed questions of an origin."
     failed = CounterMetricFamily("cachefs_master_origin_errors", text, labels=["path"])
+    text = "Names that events of the store said to check."
+    pushed = CounterMetricFamily("cachefs_master_pushed", text, labels=["path"])
+    text = "When the last event of the store came."
+    last = GaugeMetricFamily("cachefs_master_pushed_timestamp_seconds", text, labels=["path"])
     for source in sources:
-        down.add_metric([source["path"]], float(source["origin_down"]))
-        failed.add_metric([source["path"]], source["origin_errors"])
-    yield from (down, failed)
+        path = [source["path"]]
+        down.add_metric(path, float(source["origin_down"]))
+        failed.add_metric(path, source["origin_errors"])
+        pushed.add_metric(path, source["pushed"])
+        last.add_metric(path, source["pushed_at"])
+    yield from (down, failed, pushed, last)
 
 
 def _labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

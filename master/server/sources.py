@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from cachefs.core import cluster as c
@@ -13,7 +14,10 @@ from cachefs.core import messages as m
 from cachefs.core.access import Caller
 from cachefs.core.errors import AccessDenied, BadConfig, InUse, Throttled
 from cachefs.core.model import UfsSpec
+from cachefs.core.ufs import MAX_PUSHED
 from connectors.base import Connector
+from master.push.feeds import WebhookSecrets
+from master.push.s3_events import paths_below
 
 log = logging.getLogger("cachefs.master")
 
@@ -21,7 +25,7 @@ MAX_ADDITIONS: Final = 8
 MOST_NAMED: Final = 3
 
 OpenConnector = Callable[[UfsSpec], Connector]
-SourceCall = c.GetUfs | c.AddUfs | c.SetUfs | c.RemoveUfs | c.ListUfs
+SourceCall = c.GetUfs | c.AddUfs | c.SetUfs | c.PushEvents | c.RemoveUfs | c.ListUfs
 
 
 class Sources(Protocol):
@@ -34,6 +38,7 @@ class Sources(Protocol):
     ) -> c.UfsAdded: ...
     async def set_ufs(self, call: c.SetUfs, open_connector: OpenConnector) -> c.UfsRow: ...
     async def remove_ufs(self, path: bytes) -> None: ...
+    async def look_again(self, path: bytes, names: Sequence[bytes]) -> None: ...
     def pinned_below(self, path: bytes) -> list[bytes]: ...
 
 
@@ -45,6 +50,7 @@ class SourceCalls:
         self._sources = sources
         self._open_connector = open_connector
         self._additions: set[asyncio.Task[c.UfsAdded]] = set()
+        self._secrets = WebhookSecrets()
 
     async def close(self) -> None:
         """Finishes adding sources."""
@@ -94,6 +100,20 @@ class SourceCalls:
         log.info("the source at %s was changed", _shown(call.path))
         return c.UfsChanged(row)
 
+    async def _push(self, call: c.PushEvents, caller: Caller) -> m.Message:
+        """Handles events. What the caller may do is decided by the source's secret alone."""
+        where = call.path.strip(b"/")
+        row = next((one for one in self._sources.ufs_rows() if one.path.strip(b"/") == where), None)
+        push = "" if row is None else row.push
+        now = time.monotonic()
+        if not (push and self._secrets.passed(push, call.secret, now)):
+            await asyncio.to_thread(self._secrets.check, push, call.secret, now)
+        assert row is not None, "a source that is not there has no secret"
+        if len(call.objects) > MAX_PUSHED:
+            raise BadConfig(f"more than {MAX_PUSHED} objects", remedy="send fewer at once")
+        await self._sources.look_again(row.path, paths_below(row.source.url, call.objects))
+        return m.Done()
+
     async def _remove(self, call: c.RemoveUfs, caller: Caller) -> m.Message:
         if not call.force:
             self._check_unpinned(call.path)
@@ -128,5 +148,6 @@ _ANSWERS: Final[dict[type, Callable[[SourceCalls, Any, Caller], Awaitable[m.Mess
     c.ListUfs: SourceCalls._list,
     c.AddUfs: SourceCalls._add,
     c.SetUfs: SourceCalls._set,
+    c.PushEvents: SourceCalls._push,
     c.RemoveUfs: SourceCalls._remove,
 }

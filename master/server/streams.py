@@ -1,8 +1,8 @@
 """Long polls for invalidations: polls at one position share one reader of the stream.
 
-The more polls wait, the longer a reader gathers events before it replies, so that a burst of
-changes costs only part of a core. A reader ends when its last poll ends. All methods belong to one
-event loop.
+The more polls wait, and the sooner events follow each other, the longer a reader gathers events
+before it replies, so that a burst of changes costs only part of a core. A reader ends when its last
+poll ends. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MAX_WAIT_S: Final = 50.0
 EVENTS_AT_ONCE: Final = 200
 GATHER_S: Final = 0.25  # at most
 GATHER_EACH_S: Final = 0.0003  # for each waiting poll but the first
+BUSY_S: Final = 0.05  # a reader that ends so soon after another one gathers for longer
+GATHER_BUSY_S: Final = 0.04
 
 
 class EventSource(Protocol):
@@ -35,6 +37,7 @@ class EventPolls:
     def __init__(self, source: EventSource) -> None:
         self._source = source
         self._readers: dict[int, _Reader] = {}
+        self._ended_at = -BUSY_S
 
     @property
     def waiting(self) -> int:
@@ -47,7 +50,7 @@ class EventPolls:
             after = self._source.position
         reader = self._readers.get(after)
         if reader is None or reader.task.done():
-            reader = _Reader(after, self._source.events(after), self._ended)
+            reader = _Reader(after, self._source.events(after), self._ended, self._gather_s)
             self._readers[after] = reader
         return await reader.wait(max(0.0, min(wait_s, MAX_WAIT_S)))
 
@@ -58,7 +61,13 @@ class EventPolls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _gather_s(self, waiting: int) -> float:
+        """Returns for how long a reader gathers after its first event."""
+        busy = asyncio.get_running_loop().time() - self._ended_at < BUSY_S
+        return min(GATHER_S, GATHER_EACH_S * (waiting - 1) + (GATHER_BUSY_S if busy else 0.0))
+
     def _ended(self, reader: _Reader) -> None:
+        self._ended_at = asyncio.get_running_loop().time()
         if self._readers.get(reader.after) is reader:
             del self._readers[reader.after]
 
@@ -67,11 +76,16 @@ class _Reader:
     """The reader from one position of the stream, and the number of polls that wait for it."""
 
     def __init__(
-        self, after: int, stream: AsyncIterator[Invalidate], ended: Callable[[_Reader], None]
+        self,
+        after: int,
+        stream: AsyncIterator[Invalidate],
+        ended: Callable[[_Reader], None],
+        gather_s: Callable[[int], float],
     ) -> None:
         self.after = after
         self.waiting = 0
         self._ended = ended
+        self._gather_s = gather_s
         self.task = asyncio.ensure_future(self._read(stream))
         self.task.add_done_callback(lambda _: ended(self))
 
@@ -97,7 +111,7 @@ class _Reader:
         step = asyncio.ensure_future(_step(stream))
         try:
             await asyncio.wait([step])
-            await asyncio.sleep(min(GATHER_S, GATHER_EACH_S * (self.waiting - 1)))
+            await asyncio.sleep(self._gather_s(self.waiting))
             while step.done() and (event := step.result()) is not None:
                 events.append(event)
                 if len(events) == EVENTS_AT_ONCE:

@@ -11,6 +11,7 @@
     HELD         parent ino (8 BE) order_key  -> ino (8 BE): a dentry of the mount table
     POLICIES     `policy_key` of a path       -> msgpack array of the path, a map `Policy`
     JOBS, JOB_PATHS, JOB_FAILURES as `master.store.jobs` says
+    UNCHECKED    parent ino (8 BE) name       -> b"" (reported, not compared yet; no name: all)
 
 `order_key` is the name, with a '/' behind it for a directory. `checked_at` is the wall time (s) at
 which the origin last showed the name as it stands. It lies behind the inode, outside its array, so
@@ -34,6 +35,7 @@ import msgspec
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
+from cachefs.core.ufs import PUSH_INTERVAL_S
 
 FORMAT: Final = 1
 META_KEY: Final = b"meta"
@@ -89,6 +91,8 @@ class MountRecord(msgspec.Struct, frozen=True):
     path: bytes = b""  # of the root in the namespace
     checked: bool = False
     sync_interval_s: float = 60.0
+    push: str = ""  # see `UfsRow.push`
+    push_interval_s: float = PUSH_INTERVAL_S
 
 
 def dentry_key(parent: int, order_key: bytes) -> bytes:

@@ -36,6 +36,7 @@ class Table(enum.IntEnum):
     JOBS = 10
     JOB_PATHS = 11
     JOB_FAILURES = 12
+    UNCHECKED = 13
 
 
 class Reader(Protocol):

@@ -96,6 +96,11 @@ class Names:
         value = self.reader.get(Table.DIRECTORIES, ino_key(ino))
         return None if value is None else decode_directory(value)
 
+    def unchecked(self, limit: int) -> list[tuple[int, bytes]]:
+        """Returns (directory, name) of names that events reported."""
+        found = self.reader.scan(Table.UNCHECKED, b"", ABOVE_ALL, limit)
+        return [split_dentry_key(key) for key, _ in found]
+
     def mounts(self) -> list[tuple[int, MountRecord]]:
         """Returns (root ino, record) of each source."""
         found = self.reader.scan(Table.MOUNTS, b"", ABOVE_ALL, 1 << 20)

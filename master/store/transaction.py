@@ -306,6 +306,13 @@ class Transaction(Names):
         value = encode_dentry(stored.inode, stored.checked_at)
         self.writer.put(Table.DENTRIES, [(dentry_key(parent, key), value)])
 
+    def mark_unchecked(self, marks: Iterable[tuple[int, bytes]]) -> None:
+        """Records names as reported."""
+        self.writer.put(Table.UNCHECKED, [(dentry_key(*mark), b"") for mark in marks])
+
+    def end_unchecked(self, marks: Iterable[tuple[int, bytes]]) -> None:
+        self.writer.delete(Table.UNCHECKED, [dentry_key(*mark) for mark in marks])
+
     def distrust(self, parent: int, key: bytes) -> None:
         """Clears the time at which a name was checked."""
         stored = self.dentry(parent, key)

@@ -52,6 +52,7 @@ NOT_RUN: Final = {
     r"ls -l$": "of the directory where the reader is",
     r"mount s3://bucket/prefix /mnt/data --cache-dir D": "a sample of flags that the README has",
     r"mount s3://bucket/train /mnt/data --admin-socket": "test_admin_socket.py mounts so",
+    r"ufs set /imagenet --push": "a store of S3 has events; test_pushed_changes.py",
     r"ufs rm /imagenet --token-file": "it needs a token that may not; test_cluster_access.py",
     r"mount cachefs://127\.0\.0\.1:22998/other": "it needs a token of a path; the same",
     r"ufs add s3://demo/train /imagenet$": "it shows a master without credentials",

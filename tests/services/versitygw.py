@@ -37,9 +37,11 @@ def versitygw(
     region: str = "us-east-1",
     certificate: Path | None = None,
     ca_bundle: Path | None = None,
+    events_url: str = "",
 ) -> Iterator[S3Server]:
     """A server over `directory` (its file system needs xattrs); one sub-folder per bucket. With a
-    certificate (PEM with its key) it speaks TLS; `ca_bundle` is what its clients have to trust."""
+    certificate (PEM with its key) it speaks TLS; `ca_bundle` is what its clients have to trust. It
+    posts its events to `events_url`."""
     objects, versions = directory / "objects", directory / "versions"
     objects.mkdir(parents=True, exist_ok=True)
     versions.mkdir(exist_ok=True)
@@ -47,6 +49,8 @@ def versitygw(
     command = [binary(), "--port", f"127.0.0.1:{port}", "--region", region, "--keep-alive"]
     if certificate:  # the server changes its directory
         command += ["--cert", str(certificate.absolute()), "--key", str(certificate.absolute())]
+    if events_url:
+        command += ["--event-webhook-url", events_url]
     command += ["--quiet", "posix", "--versioning-dir", str(versions), str(objects)]
     server = S3Server(
         command=command,

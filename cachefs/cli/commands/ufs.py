@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from cachefs.core import messages as m
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
-from cachefs.core.units import format_duration
+from cachefs.core.units import format_duration, parse_duration
 
 _Command = Callable[..., Any]
 
@@ -63,13 +64,23 @@ def add(
 
 @command.command("set")
 @click.argument("path")
+@click.option(
+    "--push",
+    metavar="FEED",
+    help="Take events of the store: webhook:NAME, with the secret of the credential NAME; or none.",
+)
+@click.option(
+    "--push-interval",
+    metavar="DURATION",
+    help="How long names are valid while changes are reported (1h; 0s: as without a feed).",
+)
 @click.option("--unset", multiple=True, metavar="NAME", help="Remove an option (repeatable).")
 @settings.setting_flags("ufs set")
 @output.json_flag
 @output.debug_flag
 def change(
-    path: str, unset: tuple[str, ...], as_json: bool, debug: bool, config_file: str | None,
-    **flags: Any,
+    path: str, push: str | None, push_interval: str | None, unset: tuple[str, ...],
+    as_json: bool, debug: bool, config_file: str | None, **flags: Any,
 ) -> None:  # fmt: skip
     """Change options and sync interval of the source at PATH. Its inodes and cached bytes stay, and
     mounts go on. Only flags count, no configuration files."""
@@ -77,10 +88,13 @@ def change(
     where = namespace_path(path)
     options = chosen.source_options(keep=())
     interval_s = chosen.seconds("sync_interval") if chosen.is_flag("sync_interval") else None
-    if not options and not unset and interval_s is None:
+    push_interval_s = None if push_interval is None else parse_duration(push_interval)
+    if not (options or unset) and all(one is None for one in (interval_s, push, push_interval_s)):
         raise BadConfig("nothing to change", remedy="give an option: cachefs ufs set --help")
+    push = "" if push == "none" else push
+    call = c.SetUfs(where, options, unset, interval_s, push, push_interval_s)
     with _master(chosen) as master:
-        row = master.call(c.SetUfs(where, options, unset, interval_s), c.UfsChanged).row
+        row = master.call(call, c.UfsChanged).row
     if as_json:
         output.print_json(_document(row))
     else:
@@ -101,7 +115,8 @@ def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **fla
     if not rows:
         click.echo("no source yet: cachefs ufs add SOURCE /path")
         return
-    head = ["PATH", "SOURCE", "SYNC", *(["OPTIONS"] if long else []), "STATE"]
+    more = ["OPTIONS", "PUSH", "EVENTS"] if long else []
+    head = ["PATH", "SOURCE", "SYNC", *more, "STATE"]
     for line in output.columns([head, *(_row(row, long) for row in rows)], right=(2,)):
         click.echo(line)
 
@@ -152,12 +167,28 @@ def _shown(where: bytes) -> str:
 def _row(row: c.UfsRow, long: bool) -> list[str]:
     sync = "never" if row.sync_interval_s < 0 else format_duration(row.sync_interval_s)
     options = ",".join(f"{name}={value}" for name, value in sorted(row.source.options.items()))
-    more = [options or "-"] if long else []
+    more = [options or "-", row.push or "-", _events(row)] if long else []
     return [output.text_of(row.path) or "/", row.source.url, sync, *more, _state(row)]
 
 
+def _events(row: c.UfsRow) -> str:
+    """Returns how many events came since the master's start, and how long ago the last one."""
+    if not row.pushed:
+        return "-"
+    ago_s = max(0.0, time.time() - row.pushed_at)
+    return f"{row.pushed}, the last {format_duration(ago_s)} ago"
+
+
 def _document(row: c.UfsRow) -> dict[str, Any]:
-    facts = {"path": output.text_of(row.path) or "/", "source": row.source.url}
-    facts["options"] = msgspec.to_builtins(row.source.options)
-    facts |= {"sync_interval_s": row.sync_interval_s, "origin_down": row.origin_down}  # type: ignore[dict-item]
-    return facts | {"warning": row.warning}
+    return {
+        "path": output.text_of(row.path) or "/",
+        "source": row.source.url,
+        "options": msgspec.to_builtins(row.source.options),
+        "sync_interval_s": row.sync_interval_s,
+        "origin_down": row.origin_down,
+        "push": row.push,
+        "pushed": row.pushed,
+        "pushed_at": row.pushed_at,
+        "push_interval_s": row.push_interval_s,
+        "warning": row.warning,
+    }

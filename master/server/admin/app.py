@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from cachefs.core import admin as a
-from cachefs.core.access import Caller
+from cachefs.core.access import HEADER, Caller, token_of
 from cachefs.core.errors import (
     AccessDenied,
     CacheFSError,
@@ -37,6 +37,7 @@ from master.server.http import Answer, read_body, status_of
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS: Final = 128  # in flight; some wait seconds for all workers
+STORE: Final = Caller("a store", may_write=False, may_join=False)  # with no right
 _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NEED_JSON: Final = ("POST", "PATCH", "PUT")
@@ -116,8 +117,9 @@ class AdminApp:
         if request.rel_url.raw_path == a.OPENAPI_PATH and request.method in ("GET", "HEAD"):
             return _json(openapi.text(), 200)  # the same for every cluster: needs no token
         asked = _question(request)
-        caller = self._caller(request)
-        data = await self._body(request)
+        has_secret = asked.route.has_secret
+        caller = STORE if has_secret else self._caller(request)
+        data = await self._body(request, asked.route.max_body_bytes)
         query = _query(request, asked.route)
         backends = self._backends()
         at = At(
@@ -128,6 +130,7 @@ class AdminApp:
             query,
             _decoded(data, asked.route),
             _key(request),
+            token_of(request.headers.get(HEADER)) if has_secret else "",
         )
         return _reply(await asked.route.handler(at))
 
@@ -147,7 +150,7 @@ class AdminApp:
                 HTTPStatus.UNAUTHORIZED, err.cause, err.remedy, WWW_Authenticate="Bearer"
             ) from err
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
+    async def _body(self, request: web.BaseRequest, most_bytes: int) -> bytes:
         if request.method not in _NEED_JSON:
             return b""
         if request.content_type != a.JSON_TYPE:
@@ -156,11 +159,11 @@ class AdminApp:
                 "a request that writes says that its body is JSON",
                 f"send Content-Type: {a.JSON_TYPE}",
             )
-        if (request.content_length or 0) > a.MAX_BODY_BYTES:
+        if (request.content_length or 0) > most_bytes:
             raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of more than {a.MAX_BODY_BYTES} bytes"
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of more than {most_bytes} bytes"
             )
-        return await read_body(request, a.MAX_BODY_BYTES)
+        return await read_body(request, most_bytes)
 
 
 # ---- requests ------------------------------------------------------------------------------------

@@ -55,6 +55,10 @@ class At:
     query: Any
     body: Any
     key: str  # the Idempotency-Key; "": none
+    secret: str = ""  # of the header, for a route that checks a secret of its own
+
+    def __repr__(self) -> str:
+        return "At(...)"
 
     @property
     def namespace(self) -> NamespaceId:

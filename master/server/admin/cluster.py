@@ -7,6 +7,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import NotFound
 from cachefs.core.model import UfsSpec
+from master.push.s3_events import objects
 from master.server.admin.at import At, Reply
 
 
@@ -43,8 +44,19 @@ async def add_source(at: At) -> Reply:
 async def change_source(at: At) -> a.Source:
     body: a.SourceChange = at.body
     path = b"/" + a.bytes_of(at.query.path)
-    call = c.SetUfs(path, body.options, tuple(body.unset), body.sync_interval_s)
+    call = c.SetUfs(
+        path, body.options, tuple(body.unset), body.sync_interval_s, body.push, body.push_interval_s
+    )
     return a.Source.of((await at.ask(call, c.UfsChanged)).row)
+
+
+async def push_events(at: At) -> Reply:
+    """Takes events of the source at a path. Stores cannot present a token of the cluster: the
+    source's secret stands in the URL, or in the header of a token."""
+    events = objects(at.body)
+    call = c.PushEvents(b"/" + a.bytes_of(at.query.path), at.query.secret or at.secret, events)
+    await at.ask(call, m.Done)
+    return Reply(None, 204)
 
 
 async def remove_source(at: At) -> Reply:

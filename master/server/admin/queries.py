@@ -57,6 +57,12 @@ class OfRemoval(_Path, frozen=True, kw_only=True):
     force: bool = False
 
 
+class OfPush(_Path, frozen=True, kw_only=True):
+    """`secret`: that of the source, if it is not in the header `Authorization`."""
+
+    secret: Annotated[str, Meta(max_length=1024)] = ""
+
+
 class PathPage(_Path, frozen=True, kw_only=True):
     limit: Limit = DEFAULT_LIMIT
     next: Next | None = None

@@ -11,8 +11,11 @@ import msgspec
 
 from cachefs.core import admin as a
 from cachefs.core.admin_syncs import NewSync, Sync
+from master.push.s3_events import Notification
 from master.server.admin import cluster, files, health, jobs, policies, queries
 from master.server.admin.at import At
+
+MAX_EVENTS_BYTES: Final = 1 << 20  # of a body that any sender may send
 
 Handler = Callable[[At], Awaitable[Any]]
 
@@ -29,12 +32,17 @@ class Route:
     answers: dict[int, type[msgspec.Struct] | None]
     query: type[queries.Params] = queries.Query
     params: type[queries.Params] = queries.Params
-    body: type[a.Request] | None = None
+    body: type[msgspec.Struct] | None = None
     keyed: bool = False
+    has_secret: bool = False  # the route checks a secret of its own, and needs no token
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tag", self.path.split("/")[1] if self.path else "about")
+
+    @property
+    def max_body_bytes(self) -> int:
+        return MAX_EVENTS_BYTES if self.has_secret else a.MAX_BODY_BYTES
 
     @property
     def writes(self) -> bool:
@@ -87,6 +95,16 @@ ROUTES: Final[tuple[Route, ...]] = (
         cluster.remove_source,
         {204: None},
         queries.OfRemoval,
+    ),
+    Route(
+        "POST",
+        "/sources/events",
+        "Events of a store about the source at a path, with the source's own secret.",
+        cluster.push_events,
+        {204: None},
+        queries.OfPush,
+        body=Notification,
+        has_secret=True,
     ),
     # workers
     _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),

@@ -1,0 +1,1 @@
+"""Changes that a store reports itself: its events, and the names that the master then checks."""

@@ -1,0 +1,218 @@
+"""Checks of names that may have changed at their origin. All methods belong to one event loop.
+
+A few names are compared at once. Of many, each is recorded as unchecked and announced: from then on
+the store does not answer for it without its origin. They are compared at a limited rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, Throttled
+from connectors.base import order_key
+from master.origins.syncer import Syncer
+from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s, most_worth_listing
+from master.state.unchecked import ALL, MAX_NAMES
+from master.store.base import Store
+from master.store.snapshot import Names
+from master.store.transaction import Transaction
+from master.tree import Mount, Place, Tree
+
+AT_ONCE: Final = 16  # requests to origins
+STEP: Final = 100  # names that are compared one by one before the next directory
+PAGE: Final = 4000  # names
+RETRY_S: Final = 5.0  # after an origin's error
+
+Known = tuple[int, bytes, Place]
+
+
+class LookAgain:
+    """The checks of one namespace."""
+
+    def __init__(self, store: Store, tree: Tree, sync: Syncer) -> None:
+        self._store = store
+        self._tree = tree
+        self._sync = sync
+        self._unchecked = sync.unchecked
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._budget = WorkBudget(0.0)
+        self._records = 0  # written since the last `_clean`
+        self._rest: asyncio.Task[None] | None = None
+
+    def load(self) -> None:
+        """Reads the names that an earlier process left unchecked, and goes on with them."""
+        with self._store.snapshot() as reader:
+            found = Names(reader).unchecked(2 * MAX_NAMES)
+        for directory, name in found:
+            self._unchecked.mark(directory, name)
+        self._records = len(found)
+        self._start()
+
+    async def names(self, mount: Mount, paths: Sequence[bytes]) -> None:
+        """Compares the names at these paths below a source with the origin, or records that the
+        store does not answer for them. Returns when that, and each change, is durable and
+        announced. Names of which nothing is known cost nothing. Raises Throttled if too many names
+        are unchecked."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            found = {path: known for path in paths if (known := self._known(names, mount, path))}
+        now = self._now()
+        soon = [path for path in found if self._budget.take(STAT_S, now)]
+        later = [known for path, known in found.items() if path not in {*soon}]
+        if later:
+            await self._mark(later)
+        await self._compare_all(mount, soon)
+
+    async def _mark(self, later: Sequence[Known]) -> None:
+        marks = [(directory, self._unchecked.mark(directory, name)) for directory, name, _ in later]
+        recorded = [(directory, name) for directory, name in marks if name is not None]
+
+        def write(txn: Transaction) -> None:
+            txn.mark_unchecked(recorded)
+            for directory, name, _ in later:
+                txn.announce(directory, name)
+
+        await self._sync.write(write)
+        self._sync.wake()
+        self._records += len(recorded)
+        self._start()
+        if len(recorded) < len(marks):
+            raise Throttled(f"more than {MAX_NAMES} names are to be compared with their origins")
+
+    # ---- one by one ------------------------------------------------------------------------------
+
+    async def _compare_all(self, mount: Mount, paths: Sequence[bytes]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for path in paths:
+                group.create_task(self._name(mount, path))
+
+    async def _name(self, mount: Mount, path: bytes) -> None:
+        while path:
+            async with self._turns:
+                if not await self._compare(mount, path):
+                    return
+            path = path.rpartition(b"/")[0]
+
+    async def _compare(self, mount: Mount, path: bytes) -> bool:
+        """Compares one name; returns whether its directory may have ended with it, as in a store
+        whose directories are only parts of keys. A name that the origin does not tell is not
+        trusted from then on: its next access checks it."""
+        with self._store.snapshot() as reader:
+            known = self._known(Names(reader), mount, path)
+        if known is None:
+            return False
+        parent, name, place = known
+        try:
+            stored, changes, _ = await self._sync.stat_anew(parent, name, place)
+        except CacheFSError as err:
+            self._sync.warn(place, name, err)
+            await self._sync.write(lambda txn: _distrust(txn, parent, name))
+            self._sync.wake()
+            return False
+        self._sync.release(changes)
+        self._sync.directories_removed()
+        has_directories = place.mount.connector.capabilities.directories
+        return stored is None and bool(changes) and not has_directories and self._is_empty(parent)
+
+    def _known(self, names: Names, mount: Mount, path: bytes) -> Known | None:
+        """Returns (directory, name, its place) of the first name on the path that is not known as
+        a directory, or of the last one; None if nothing is known of that name."""
+        at = mount.root
+        *above, last = path.split(b"/")
+        for name in (*above, last):
+            if self._tree.held_child(at, name) is not None:
+                return None  # what another source has there
+            stored = names.dentry(at, order_key(name, True))
+            if stored is None or name is last:
+                break
+            at = stored.inode.ino
+        was_asked = self._sync.negatives.checked_at(at, name) > 0
+        if not was_asked and names.child(at, name) is None and names.directory(at) is None:
+            return None
+        return at, name, self._tree.directory(names, at)
+
+    def _is_empty(self, directory: int) -> bool:
+        with self._store.snapshot() as reader:
+            return not Names(reader).children(directory, b"", None, 1)
+
+    # ---- the rest, at a limited rate -------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._rest is None or self._rest.done():
+            self._rest = self._sync.spawn(self._work(), waits=True)
+
+    async def _work(self) -> None:
+        """Compares the unchecked names until there are none."""
+        while (first := self._unchecked.first()) is not None:
+            directory, names = first
+            await asyncio.sleep(self._budget.wait_s(self._now()))
+            try:
+                await self._directory(directory, names)
+            except CacheFSError:  # whoever reads a name there asks the origin, and logs its error
+                self._unchecked.postpone(directory)
+                await asyncio.sleep(RETRY_S)
+            if self._records > 2 * MAX_NAMES:
+                await self._clean()
+        await self._clean()
+
+    async def _directory(self, directory: int, names: Sequence[bytes]) -> None:
+        with self._store.snapshot() as reader:
+            there = Names(reader)
+            if there.inode(directory) is None:
+                self._unchecked.forget(directory)
+                return
+            place = self._tree.directory(there, directory)
+        most = None if ALL in names else most_worth_listing(len(names))
+        size = self._size(directory, most)
+        if most is None or size <= most:
+            self._budget.take(listing_cost_s(size), self._now())
+            await self._list(directory, place)
+            return
+        step, marks = names[:STEP], self._unchecked.marks
+        self._budget.take(STAT_S * len(step), self._now())
+        await self._compare_all(place.mount, [place.of(name) for name in step])
+        for name in step:  # what is left is not known any more, or not trusted
+            self._unchecked.checked(directory, name, marks)
+        self._unchecked.postpone(directory)
+
+    async def _list(self, directory: int, place: Place) -> None:
+        listing = await self._sync.list_anew(directory, place)
+        while not listing.done:
+            await listing.progress(RETRY_S)
+        if listing.error is not None:
+            raise listing.error
+
+    def _size(self, directory: int, most: int | None) -> int:
+        """Returns how many names the store has there; stops above `most`."""
+        size, after = 0, b""
+        while most is None or size <= most:
+            with self._store.snapshot() as reader:
+                found = Names(reader).raw_children(directory, after, None, PAGE)
+            size += len(found)
+            if len(found) < PAGE:
+                break
+            after = found[-1][0][8:]
+        return size
+
+    async def _clean(self) -> None:
+        """Deletes the records of names that were compared."""
+        with self._store.snapshot() as reader:
+            found = Names(reader).unchecked(4 * MAX_NAMES)
+        ended = [mark for mark in found if not self._unchecked.covers(*mark)]
+        for first in range(0, len(ended), PAGE):
+            part = ended[first : first + PAGE]
+            await self._sync.write(functools.partial(Transaction.end_unchecked, marks=part))
+        self._records = len(found) - len(ended)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _distrust(txn: Transaction, parent: int, name: bytes) -> None:
+    for is_directory in (False, True):
+        txn.distrust(parent, order_key(name, is_directory))
+    txn.distrust_directory(parent)
+    txn.announce(parent, name)

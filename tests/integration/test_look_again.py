@@ -1,0 +1,145 @@
+"""Names that an event says to check: what changed is announced once the check ends, what is not
+known costs nothing, and an origin that does not answer makes a name untrusted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cachefs.core.errors import Unreachable
+from cachefs.core.model import UfsSpec
+from connectors.base import Entry
+from master.namespace import Master
+from master.state.health import PROBE_EVERY_S
+from tests.integration.test_master import Clock, names_of, run
+from tests.integration.test_mount_table import Origin, cluster, inode_of
+
+X = UfsSpec("s3://x")
+
+
+class CountingOrigin(Origin):
+    stats = 0
+
+    def stat(self, path: bytes) -> Entry:
+        self.stats += 1
+        return super().stat(path)
+
+
+def play(
+    directory: Path, origin: Origin, script: Callable[[Master, Clock], Awaitable[None]]
+) -> None:
+    async def work() -> None:
+        clock = Clock()
+        async with cluster(directory, clock, origin) as master:
+            await master.add_ufs(b"/data", X, origin, 3600.0)
+            await script(master, clock)
+
+    run(work())
+
+
+async def size_of(master: Master, path: bytes) -> int | None:
+    found = (await master.resolve(path)).inode
+    return None if found is None else found.size
+
+
+def test_what_changed_is_seen_long_before_the_interval_ends(tmp_path: Path) -> None:
+    origin = Origin({b"d/f": b"1", b"d/gone": b"1", b"d/same": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        listed = (await inode_of(master, b"/data/d")).ino
+        assert await names_of(master, listed) == [b"f", b"gone", b"same"]
+        same, position = await inode_of(master, b"/data/d/same"), master.position
+        origin.put(b"d/f", b"longer")
+        origin.put(b"d/new", b"22")
+        origin.put(b"d/e/f", b"333")
+        origin.delete(b"d/gone")
+        assert await size_of(master, b"/data/d/f") == 1, "the interval has not ended"
+        await master.look_again(b"/data", [b"d/f", b"d/new", b"d/e/f", b"d/gone", b"d/same"])
+        assert master.position > position
+        assert await size_of(master, b"/data/d/f") == 6
+        assert await size_of(master, b"/data/d/new") == 2
+        assert await size_of(master, b"/data/d/gone") is None
+        assert await size_of(master, b"/data/d/e/f") == 3
+        assert await inode_of(master, b"/data/d/same") == same
+        assert await names_of(master, listed) == [b"e", b"f", b"new", b"same"]
+        row = master.ufs_rows()[0]
+        assert (row.pushed, row.pushed_at) == (5, clock.now)
+
+    play(tmp_path, origin, script)
+
+
+def test_a_name_that_was_asked_for_in_vain_appears(tmp_path: Path) -> None:
+    origin = Origin({b"d/f": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        assert await size_of(master, b"/data/new") is None
+        origin.put(b"new", b"1")
+        await master.look_again(b"/data", [b"new"])
+        assert await size_of(master, b"/data/new") == 1
+
+    play(tmp_path, origin, script)
+
+
+def test_a_directory_ends_with_its_last_name(tmp_path: Path) -> None:
+    origin = Origin({b"a/b/f": b"1", b"keep": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/a/b/f")
+        origin.delete(b"a/b/f")
+        await master.look_again(b"/data", [b"a/b/f"])
+        assert (await master.resolve(b"/data/a")).inode is None
+
+    play(tmp_path, origin, script)
+
+
+def test_names_of_which_nothing_is_known_cost_no_request(tmp_path: Path) -> None:
+    origin = Origin({b"d/f": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        origin.fail("stat", None, AssertionError("no request"), times=100)  # type: ignore[arg-type]
+        origin.fail("list_dir", None, AssertionError("no request"), times=100)  # type: ignore[arg-type]
+        await master.look_again(b"/data", [b"d/f", b"other", b"x/y/z"])
+
+    play(tmp_path, origin, script)
+
+
+def test_an_origin_that_fails_makes_the_name_untrusted(tmp_path: Path) -> None:
+    origin = Origin({b"f": b"1", b"g": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/f")
+        position = master.position
+        origin.put(b"f", b"longer")
+        origin.fail("stat", b"f", Unreachable("no route"))
+        await master.look_again(b"/data", [b"f"])
+        assert master.position > position, "clients forget it"
+        clock.now += PROBE_EVERY_S  # an origin that is down may have its former names meanwhile
+
+        async def is_seen() -> None:
+            while await size_of(master, b"/data/f") != 6:
+                await asyncio.sleep(0.01)
+
+        await asyncio.wait_for(is_seen(), 10.0)
+
+    play(tmp_path, origin, script)
+
+
+def test_a_check_in_flight_is_older_than_the_event(tmp_path: Path) -> None:
+    """Its reply may be from before the change: another check follows."""
+    origin = CountingOrigin({b"f": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/f")
+        clock.now += 3601
+        origin.stats = 0
+        origin.block("stat")
+        older = asyncio.ensure_future(master.resolve(b"/data/f"))
+        await asyncio.to_thread(origin.script.wait_blocked, "stat")
+        event = asyncio.ensure_future(master.look_again(b"/data", [b"f"]))
+        await asyncio.sleep(0)
+        origin.script.unblock()
+        await asyncio.gather(older, event)
+        assert origin.stats == 2
+
+    play(tmp_path, origin, script)

@@ -1,0 +1,188 @@
+"""Changes that a store pushes: versitygw's webhook to a master, seen through mounts of two nodes;
+and senders that are none."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from cachefs.core import cluster as c
+from cachefs.core.model import UfsSpec
+from cachefs.core.ufs import MAX_PUSHED
+from connectors.credential import DIRECTORY_VARIABLE
+from master.server.admin.routes import MAX_EVENTS_BYTES
+from tests.integration.test_admin_api import ALL, TOKENS, Api, api
+from tests.services.cluster import Cluster
+from tests.services.http_master import run
+from tests.services.processes import wait_until
+from tests.services.s3_server import S3Server
+from tests.services.versitygw import ACCESS_KEY, SECRET_KEY, versitygw
+
+SECRET = "the-secret-of-the-tests"  # noqa: S105
+EVENTS = "/sources/events?path=/im"
+CHANGES = 40
+LIMIT_S = 20.0
+SEEN_S = 1.0  # 95 of 100 changes
+
+
+def message(*keys: str, bucket: str = "bucket") -> dict[str, Any]:
+    records = [{"s3": {"bucket": {"name": bucket}, "object": {"key": key}}} for key in keys]
+    return {"Records": records}
+
+
+@pytest.fixture
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of credentials, with one named `hook`."""
+    directory = tmp_path / "credentials"
+    (directory / "hook").mkdir(parents=True)
+    (directory / "hook" / "webhook_secret").write_text(SECRET)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
+    return directory
+
+
+# ---- senders -------------------------------------------------------------------------------------
+
+
+async def listening(it: Api) -> None:
+    """A source at /im that accepts events."""
+    await it.cluster.add(b"/im", {b"f": b"1"}, token=ALL)
+    body = {"push": "webhook:hook"}
+    status, row = await it("PATCH", "/sources?path=/im", body, ALL)
+    assert status == 200, row
+    assert row["push"] == "webhook:hook"
+
+
+def test_a_sender_needs_the_secret_of_the_source(tmp_path: Path, secrets: Path) -> None:
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await it.cluster.add(b"/silent", {b"f": b"1"}, token=ALL)
+            assert (await it("POST", EVENTS, message("im/f"), SECRET))[0] == 403, "no source yet"
+            await listening(it)
+            for path in (EVENTS, f"{EVENTS}&secret=wrong", EVENTS.replace("/im", "/silent")):
+                assert (await it("POST", path, message("im/f")))[0] == 403
+            assert (await it("POST", EVENTS, message("im/f"), ALL))[0] == 403, "a token is none"
+            assert (await it("GET", EVENTS, None, SECRET))[0] == 405
+            assert (await it("GET", "/status", None, SECRET))[0] == 401, "it opens nothing else"
+            assert (await it("POST", EVENTS, message("im/f"), SECRET))[0] == 204
+            assert (await it("POST", f"{EVENTS}&secret={SECRET}", {}))[0] == 204, "of a test"
+            _, page = await it("GET", "/sources", None, ALL)
+            (row,) = [one for one in page["items"] if one["path"] == "/im"]
+            assert row["pushed"] == 1
+            assert SECRET not in str(page)
+
+    run(work())
+
+
+def test_what_senders_may_not_send(tmp_path: Path, secrets: Path) -> None:
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+            huge = b" " * (MAX_EVENTS_BYTES + 1)
+            assert (await it("POST", EVENTS, huge, SECRET))[0] == 413
+            many = message(*(f"im/{number}" for number in range(MAX_PUSHED + 1)))
+            assert (await it("POST", EVENTS, many, SECRET))[0] == 400
+            for body in (b"", b"{", b"[]", b'{"Records": 1}', b"[" * 100_000):
+                assert (await it("POST", EVENTS, body, SECRET))[0] == 400
+            assert (await it("POST", EVENTS, {}, SECRET, Content_Type="text/plain"))[0] == 415
+            odd = message("im/../x", "im/nul\0", "im/" + "f" * 300, "", bucket="bucket")
+            assert (await it("POST", EVENTS, odd, SECRET))[0] == 204
+            _, page = await it("GET", "/sources", None, ALL)
+            assert page["items"][0]["pushed"] == 0
+
+    run(work())
+
+
+def test_an_event_is_answered_when_the_change_is_seen(tmp_path: Path, secrets: Path) -> None:
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+            master = it.cluster.master
+            assert (await master.resolve(b"im/train/1")).inode is not None
+            it.cluster.origins["s3://bucket/im"].put(b"train/1", b"longer")
+            assert (await it("POST", EVENTS, message("im/train/1"), SECRET))[0] == 204
+            found = (await master.resolve(b"im/train/1")).inode
+            assert found is not None
+            assert found.size == 6
+            await it.cluster.restart()
+            (row,) = it.cluster.master.ufs_rows()
+            assert row.push == "webhook:hook"
+
+    run(work())
+
+
+def test_only_stores_of_s3_have_webhooks(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            it.cluster.origins["file:///x"] = it.cluster.origins["s3://bucket/im"] = _origin()
+            call = c.AddUfs(b"/x", UfsSpec("file:///x"))
+            await it.cluster.ask(call, c.UfsAdded, ALL)
+            for push in ("webhook:hook", "sqs:x", "webhook:../x", "webhook:"):
+                assert (await it("PATCH", "/sources?path=/x", {"push": push}, ALL))[0] == 400
+
+    run(work())
+
+
+def _origin() -> Any:
+    from tests.services.memory import MemoryConnector
+
+    return MemoryConnector({b"f": b"1"})
+
+
+# ---- a real store --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pushed(tmp_path: Path, secrets: Path) -> Iterator[tuple[Cluster, S3Server]]:
+    """A cluster of two nodes, and a store that posts its events to the master."""
+    environment = {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        DIRECTORY_VARIABLE: str(secrets),
+    }  # fmt: skip
+    with Cluster(tmp_path / "cluster", environment) as cluster:
+        cluster.start(2)
+        url = f"{cluster.master.url}/api/v1/sources/events?path=/im&secret={quote(SECRET)}"
+        with versitygw(tmp_path / "store", events_url=url) as server:
+            yield cluster, server
+
+
+def test_both_nodes_see_a_change_within_a_second(pushed: tuple[Cluster, S3Server]) -> None:
+    """[S-push] The sync interval is an hour."""
+    cluster, server = pushed
+    client = server.client()
+    client.create_bucket(Bucket="bucket")
+    for number in range(CHANGES):
+        client.put_object(Bucket="bucket", Key=f"im/{number}", Body=b"first")
+    options = ("--endpoint-url", server.endpoint_url, "--sync-interval", "1h")
+    cluster.add_ufs("s3://bucket/im", "/im", *options)
+    at = ("--master", cluster.master.url)
+    cluster.master.run("ufs", "set", "/im", "--push", "webhook:hook", *at)
+    mounts = [cluster.mount(number, "/im") for number in range(2)]
+    for mount in mounts:
+        assert {path.read_bytes() for path in mount.iterdir()} == {b"first"}
+    delays = []
+    for number in range(CHANGES):
+        body = b"second %d" % number
+        client.put_object(Bucket="bucket", Key=f"im/{number}", Body=body)
+        began_s = time.monotonic()
+        for mount in mounts:
+            path = mount / str(number)
+            wait_until(lambda path=path, body=body: path.read_bytes() == body, "seen", LIMIT_S)
+        delays.append(time.monotonic() - began_s)
+    slow_s = statistics.quantiles(delays, n=20)[-1]
+    print(f"seen by both nodes: median {statistics.median(delays):.3f} s, of 95 % {slow_s:.3f} s")
+    assert slow_s < SEEN_S
+    client.delete_object(Bucket="bucket", Key="im/0")
+    client.put_object(Bucket="bucket", Key="im/d/new", Body=b"new")
+    for mount in mounts:
+        wait_until(lambda mount=mount: not (mount / "0").exists(), "it is gone", LIMIT_S)
+        wait_until(lambda mount=mount: (mount / "d" / "new").is_file(), "it is there", LIMIT_S)
+    (row,) = cluster.master.json("ufs", "ls", *at)
+    assert row["pushed"] >= CHANGES + 2
+    for machine in (cluster.master, *cluster.workers):
+        assert SECRET not in machine.log_tail()

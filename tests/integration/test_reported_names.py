@@ -1,0 +1,254 @@
+"""Names that a store reported: many of them at once, over a restart, and how long names are valid
+while a store reports its changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import Throttled, Unreachable
+from cachefs.core.model import UfsSpec
+from cachefs.core.ufs import SetUfs
+from connectors.base import Entry, Page
+from master.namespace import Master
+from master.push.work_budget import WorkBudget
+from master.state import unchecked
+from tests.integration.test_look_again import size_of
+from tests.integration.test_master import Clock, names_of, run
+from tests.integration.test_mount_table import Origin, inode_of
+
+X = UfsSpec("s3://x")
+NAMES = [b"d/%03d" % number for number in range(200)]
+INTERVAL_S = 60.0
+MINUTES = 60
+
+
+class CountingOrigin(Origin):
+    stats = lists = 0
+
+    def stat(self, path: bytes) -> Entry:
+        self.stats += 1
+        return super().stat(path)
+
+    def list_dir(self, path: bytes) -> Iterator[Page]:
+        self.lists += 1
+        return super().list_dir(path)
+
+
+Script = Callable[[Master, Clock, CountingOrigin], Awaitable[None]]
+
+
+def play(directory: Path, *scripts: Script, interval_s: float = 3600.0) -> None:
+    """Runs each script with a master of its own, over one store and one origin."""
+
+    async def work() -> None:
+        clock, origin = Clock(), CountingOrigin(dict.fromkeys(NAMES, b"1"))
+        for turn, script in enumerate(scripts):
+            master = Master.open_empty(directory / "meta", clock)
+            try:
+                if turn == 0:
+                    await master.add_ufs(b"/data", X, origin, interval_s)
+                for path, _ in master.recorded():
+                    master.attach_recorded(path, origin)
+                await master.check_sources(1.0)
+                await script(master, clock, origin)
+            finally:
+                origin.script.unblock()
+                await master.close()
+
+    run(work())
+
+
+async def listed(master: Master) -> list[bytes]:
+    return await names_of(master, (await inode_of(master, b"/data/d")).ino)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async def wait() -> None:
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), 20.0)
+
+
+def change_all(origin: Origin) -> None:
+    for name in NAMES[1:]:
+        origin.put(name, b"longer")
+    origin.delete(NAMES[0])
+    origin.put(b"d/new", b"22")
+
+
+CHANGED = [*NAMES, b"d/new"]
+
+
+def test_many_names_are_right_at_once_and_cost_one_listing(tmp_path: Path) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        assert len(await listed(master)) == len(NAMES)
+        change_all(origin)
+        origin.stats = origin.lists = 0
+        position = master.position
+        await master.look_again(b"/data", CHANGED)
+        assert master.position > position, "clients forget them"
+        assert await size_of(master, b"/data/d/new") == 2
+        assert await size_of(master, b"/data/" + NAMES[0]) is None
+        assert await size_of(master, b"/data/" + NAMES[-1]) == 6
+
+        async def all_listed() -> bool:
+            return await listed(master) == [b"%03d" % n for n in range(1, 200)] + [b"new"]
+
+        await until(all_listed)
+        await until(lambda: nothing_unchecked(master))
+        assert origin.lists == 1
+        assert origin.stats < len(NAMES), "not each by itself"
+        assert await size_of(master, b"/data/" + NAMES[150]) == 6
+        assert origin.lists == 1
+
+    play(tmp_path, script)
+
+
+async def nothing_unchecked(master: Master) -> bool:
+    return len(master._sync.unchecked) == 0
+
+
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every name wait."""
+    monkeypatch.setattr(WorkBudget, "take", lambda *_: False)
+    monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: 3600.0)
+
+
+def test_reported_names_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def before(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        change_all(origin)
+        position = master.position
+        await master.look_again(b"/data", CHANGED)
+        assert master.position > position, "clients forget them"
+        assert len(master._sync.unchecked) == len(CHANGED)
+
+    async def after(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        assert not await nothing_unchecked(master)
+        origin.stats = origin.lists = 0
+        for _ in range(2):
+            assert await size_of(master, b"/data/d/new") == 2
+            assert await size_of(master, b"/data/" + NAMES[7]) == 6
+        assert (origin.stats, origin.lists) == (2, 0), "a reader's own request ends the mark"
+        monkeypatch.undo()
+        await master.look_again(b"/data", [b"d/new"])
+        assert await size_of(master, b"/data/" + NAMES[0]) is None
+
+    async def later(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await until(lambda: nothing_unchecked(master))
+        assert len(await listed(master)) == len(NAMES)
+
+    async def last(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        assert await nothing_unchecked(master), "the records are deleted"
+
+    never(monkeypatch)
+    play(tmp_path, before, after, later, last)
+
+
+def test_an_origin_that_is_down_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("master.push.look_again.RETRY_S", 0.01)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        origin.fail("list_dir", b"d", Unreachable("no route"), times=3)
+        await master.look_again(b"/data", NAMES)
+        await until(lambda: nothing_unchecked(master))
+        assert origin.lists == 1 + 3 + 1
+
+    play(tmp_path, script)
+
+
+def test_a_page_of_an_unchecked_directory_is_valid_for_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never(monkeypatch)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        ino = (await inode_of(master, b"/data/d")).ino
+        assert (await master.list_dir(ino, b"", 10)).valid_for_s > 3000
+        await master.look_again(b"/data", [NAMES[0]])
+        assert (await master.list_dir(ino, b"", 10)).valid_for_s == 1.0
+
+    play(tmp_path, script)
+
+
+def test_more_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never(monkeypatch)
+    monkeypatch.setattr(unchecked, "MAX_NAMES", 100)
+    monkeypatch.setattr("master.push.look_again.MAX_NAMES", 100)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        with pytest.raises(Throttled, match="more than 100 names"):
+            await master.look_again(b"/data", NAMES)
+        await master.look_again(b"/data", NAMES[:100])
+
+    play(tmp_path, script)
+
+
+# ---- for how long names are valid ----------------------------------------------------------------
+
+
+async def an_hour_of_readers(
+    master: Master, clock: Clock, origin: CountingOrigin, *, reports: bool
+) -> int:
+    """Returns how many requests the origin had while every name was read each minute."""
+    await listed(master)
+    await master.look_again(b"/data", [NAMES[0]])
+    clock.now += INTERVAL_S + 1
+    await listed(master)
+    origin.stats = origin.lists = 0
+    for minute in range(MINUTES - 2):
+        clock.now += 60.0
+        if reports and minute % 10 == 0:
+            await master.look_again(b"/data", [b"elsewhere"])
+        await listed(master)
+        for name in NAMES[:20]:
+            await inode_of(master, b"/data/" + name)
+    return origin.stats + origin.lists
+
+
+def test_an_hour_of_readers_costs_nothing_while_changes_are_reported(tmp_path: Path) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        asked = SetUfs(b"/data", {}, (), None, None, None)
+        assert (await master.set_ufs(asked, lambda _: origin)).push_interval_s == 3600.0
+        assert await an_hour_of_readers(master, clock, origin, reports=True) == 0
+        found = await master.resolve(b"/data/" + NAMES[0])
+        assert 0 < found.valid_for_s <= INTERVAL_S, "nodes ask the master again: reports may end"
+
+    play(tmp_path, script, interval_s=INTERVAL_S)
+
+
+def test_a_store_that_ceases_to_report_is_asked_again(tmp_path: Path) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        asked = SetUfs(b"/data", {}, (), None, None, 600.0)
+        await master.set_ufs(asked, lambda _: origin)
+        assert await an_hour_of_readers(master, clock, origin, reports=False) >= MINUTES - 12
+
+    play(tmp_path, script, interval_s=INTERVAL_S)
+
+
+def test_what_was_checked_before_a_gap_is_valid_for_the_sync_interval(tmp_path: Path) -> None:
+    async def before(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        await master.look_again(b"/data", [NAMES[0]])
+
+    async def after(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        clock.now += 1
+        await master.look_again(b"/data", [b"elsewhere"])
+        clock.now += INTERVAL_S
+        origin.lists = 0
+        await listed(master)
+        assert origin.lists == 1, "the master was away in between"
+        clock.now += 10 * INTERVAL_S
+        await listed(master)
+        assert origin.lists == 1
+
+    play(tmp_path, before, after, interval_s=INTERVAL_S)

@@ -1,0 +1,72 @@
+"""The feed of a source, and the secret that a sender of events presents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import AccessDenied, BadConfig, CredentialsMissing
+from connectors.credential import DIRECTORY_VARIABLE
+from master.push.feeds import WebhookSecrets, checked
+
+SECRET = "a-secret-of-the-tests"  # noqa: S105
+
+
+def test_a_feed_is_a_webhook_with_a_name() -> None:
+    assert checked("webhook:team-a", "s3://bucket") == "webhook:team-a"
+    assert checked("", "file:///x") == ""
+
+
+@pytest.mark.parametrize(
+    ("push", "url"),
+    [
+        ("webhook", "s3://b"),
+        ("webhook:", "s3://b"),
+        ("sqs:x", "s3://b"),
+        ("webhook:../x", "s3://b"),
+        ("webhook:team-a", "file:///x"),
+    ],
+)
+def test_other_feeds_are_refused(push: str, url: str) -> None:
+    with pytest.raises(BadConfig):
+        checked(push, url)
+
+
+def test_only_the_secret_of_the_source_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    path = tmp_path / "team-a" / "webhook_secret"
+    path.parent.mkdir()
+    path.write_text(f"{SECRET}\n")
+    secrets = WebhookSecrets()
+    secrets.check("webhook:team-a", SECRET, 0.0)
+    for push, secret in (
+        ("webhook:team-a", "wrong"),
+        ("webhook:team-a", ""),
+        ("", ""),
+        ("", SECRET),
+    ):
+        with pytest.raises(AccessDenied):
+            secrets.check(push, secret, 0.0)
+    path.write_text("short")
+    with pytest.raises(CredentialsMissing, match="less than 16 characters"):
+        WebhookSecrets().check("webhook:team-a", "short", 0.0)
+    with pytest.raises(CredentialsMissing, match="not on this machine"):
+        secrets.check("webhook:team-b", "", 0.0)
+
+
+def test_a_secret_that_was_right_is_not_read_again_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    (tmp_path / "team-a").mkdir()
+    (tmp_path / "team-a" / "webhook_secret").write_text(SECRET)
+    secrets = WebhookSecrets()
+    assert not secrets.passed("webhook:team-a", SECRET, 10.0)
+    secrets.check("webhook:team-a", SECRET, 10.0)
+    assert secrets.passed("webhook:team-a", SECRET, 10.9)
+    assert not secrets.passed("webhook:team-a", "wrong", 10.9)
+    assert not secrets.passed("webhook:team-b", SECRET, 10.9)
+    assert not secrets.passed("webhook:team-a", SECRET, 11.1)
