@@ -10,6 +10,7 @@ Needs root, `losetup` and `mkfs.ext4`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -32,10 +33,25 @@ class ThinDisk:
 
     def exhaust(self, left_bytes: int = 0) -> None:
         """Leaves so many bytes for blocks that were never written."""
-        vfs = os.statvfs(self.below)
-        taken_bytes = vfs.f_bavail * vfs.f_frsize - left_bytes
         with open(self.below / "ballast", "ab") as file:
-            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, taken_bytes)
+
+            def taken() -> bool:
+                """Returns False where the loop device took blocks between look and allocation: the
+                kernel writes back, and ext4 initialises its tables, at any time."""
+                vfs = os.statvfs(self.below)
+                taken_bytes = vfs.f_bavail * vfs.f_frsize - left_bytes
+                if taken_bytes <= 0:
+                    return True
+                size_bytes = os.fstat(file.fileno()).st_size
+                try:
+                    os.posix_fallocate(file.fileno(), size_bytes, taken_bytes)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    return False
+                return True
+
+            wait_until(taken, f"{self.below} has {left_bytes} bytes left", LIMIT_S)
 
     def extend(self) -> None:
         """Gives the volume room again."""
