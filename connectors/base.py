@@ -25,7 +25,8 @@ MAX_ETAG_CHARS: Final = 1024
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A name of a listing, or the result of `stat`. `name` is the last segment (b"": the root).
-    mode, uid, gid: -1 = unknown. Size and time lie within `connectors.bounds`."""
+    mode, uid, gid: -1 = unknown. Size and time lie within `connectors.bounds`. `names_changed_ns`:
+    when the names of a directory changed last, if the store has it (`directory_times`)."""
 
     name: bytes
     fingerprint: Fingerprint
@@ -33,6 +34,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     uid: int = -1
     gid: int = -1
     target: bytes = b""
+    names_changed_ns: int = 0
 
 
 class Page(msgspec.Struct, frozen=True):

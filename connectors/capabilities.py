@@ -53,4 +53,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     refuses_other_versions: bool  # a read names its version; else the adapter compares the reply
     mtime_precision_ns: int
+    # `Entry.names_changed_ns` changes when a name is added to a directory, removed from it, or
+    # given to another file.
+    directory_times: bool = False
     writing: Writing | None = None

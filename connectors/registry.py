@@ -23,6 +23,7 @@ from cachefs.core.errors import BadConfig, CacheFSError, Unsupported
 from cachefs.core.install import DISTRIBUTION, install_command
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
+from connectors.event_queue import EventQueue
 from connectors.meter import Meter
 from connectors.scheme import Scheme
 
@@ -65,6 +66,14 @@ def open_adapter(spec: UfsSpec, meter: Meter) -> Connector:
     plugin = _find(name, spec.url)
     with _failures(plugin, name):
         return plugin.scheme.open(spec, meter)
+
+
+def open_queue(spec: UfsSpec, url: str) -> EventQueue:
+    """Returns the queue of a source's events. Raises as `open_adapter`."""
+    name, _ = _split(spec.url)
+    plugin = _find(name, spec.url)
+    with _failures(plugin, name):
+        return plugin.scheme.open_queue(spec, url)
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
+from connectors.event_queue import EventQueue
 from connectors.meter import Meter
 
 
@@ -49,6 +50,12 @@ class Scheme:
         request. `spec` is normal and checked; `meter.made` counts new connections, if the adapter
         can tell them. May raise ModuleNotFoundError for one of `libraries`."""
         raise NotImplementedError
+
+    def open_queue(self, spec: UfsSpec, url: str) -> EventQueue:
+        """Returns the queue of the source's events. Sends no request. Raises as `open`; BadConfig
+        for a store without such queues."""
+        scheme = spec.url.partition("://")[0]
+        raise BadConfig(f"no queue has events of {scheme}:// sources", path=spec.url)
 
 
 def _unknown_option(name: str, scheme: str, options: Mapping[str, str]) -> BadConfig:

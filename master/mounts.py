@@ -24,8 +24,9 @@ from connectors import keys
 from connectors.base import Connector
 from master.origins.syncer import Syncer
 from master.origins.unavailable import NullConnector, UnavailableConnector
-from master.push.feeds import checked
-from master.push.look_again import LookAgain
+from master.push.feeds import Feeds
+from master.push.settings import checked
+from master.state.feed_state import FeedState
 from master.state.records import MountRecord
 from master.store.base import Store
 from master.store.mounts import add_mount, change_mount, remove_mount
@@ -61,7 +62,7 @@ class MountTable:
         self._lookup = lookup
         self._clock = clock
         self._changing = asyncio.Lock()
-        self._look_again = LookAgain(store, tree, sync)
+        self.feeds = Feeds(store, tree, sync, clock)
         self._tree.add(_void())
         with store.snapshot() as reader:
             names = Names(reader)
@@ -72,19 +73,16 @@ class MountTable:
 
     # ---- changes ---------------------------------------------------------------------------------
 
-    async def add(
-        self, path: bytes, source: UfsSpec, connector: Connector, interval_s: float
-    ) -> tuple[int, str]:
-        """Returns (ino of the root, warning for the operator or ""). See `Master.add_ufs`."""
-        work = self._sync.spawn(self._add(path, source, connector, interval_s))
-        return await asyncio.shield(work)
+    async def add(self, record: MountRecord, connector: Connector) -> tuple[int, str]:
+        """Returns (ino of the root, warning for the operator or ""). The path and the feed of the
+        record are as an operator wrote them. See `Master.add_ufs`."""
+        return await asyncio.shield(self._sync.spawn(self._add(record, connector)))
 
-    async def _add(
-        self, path: bytes, source: UfsSpec, connector: Connector, interval_s: float
-    ) -> tuple[int, str]:
+    async def _add(self, asked: MountRecord, connector: Connector) -> tuple[int, str]:
         used = False
         try:
-            record = MountRecord(source, _clean(path), True, interval_s)
+            push = checked(asked.push, asked.source.url, connector.capabilities)
+            record = msgspec.structs.replace(asked, path=_clean(asked.path), push=push)
             known = self._same(record)
             if known is None or _is_absent(known):
                 await self._sync.check_connector(connector)
@@ -133,7 +131,7 @@ class MountTable:
 
     async def _change(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
         mount = self.at(call.path)
-        before, record = mount.record, _with_changes(mount.record, call)
+        before, record = mount.record, _with_changes(mount, call)
         unused = None
         try:
             if record.source != before.source:
@@ -153,7 +151,7 @@ class MountTable:
 
     def _take_changes(self, mount: Mount, record: MountRecord, connector: Connector | None) -> None:
         if record.push != mount.record.push:
-            mount.trusted_since = None
+            mount.feed = FeedState()
         mount.record, mount.interval_s = record, record.sync_interval_s
         if connector is not None:
             former, mount.connector = mount.connector, connector
@@ -161,6 +159,7 @@ class MountTable:
             self._sync.spawn(self._close_former(mount, former))
         self._tree.forget_paths()
         self._sync.wake()
+        self.feeds.follow()
 
     async def _close_former(self, mount: Mount, former: Connector) -> None:
         """Waits a bounded time for requests to a former connector, and closes it."""
@@ -203,6 +202,7 @@ class MountTable:
             self._tree.load_held(Names(reader))
         self._sync.directories_removed()
         self._sync.wake()
+        self.feeds.follow()
 
     async def _empty_root(self) -> None:
         """Removes the entries of an earlier source at "/", unless "/" has a source now."""
@@ -252,16 +252,7 @@ class MountTable:
 
     async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
         """See `Master.look_again`."""
-        mount = self.at(path)
-        mount.pushed += len(names)
-        mount.pushed_at = now = self._clock()
-        try:
-            await self._look_again.names(mount, names)
-        except CacheFSError:
-            mount.trusted_since = None  # these events may be lost
-            raise
-        if mount.trusted_since is None:
-            mount.trusted_since = now
+        await self.feeds.accept(self.at(path), names)
 
     # ---- at a start ------------------------------------------------------------------------------
 
@@ -273,7 +264,7 @@ class MountTable:
 
     async def check(self, within_s: float) -> list[str]:
         """See `Master.check_sources`."""
-        self._look_again.load()
+        self.feeds.load()
         mounts = self._tree.mounts()
         asked = {m: self._sync.spawn(self._check(m), m) for m in mounts}
         if asked:
@@ -321,9 +312,11 @@ def _row(mount: Mount) -> UfsRow:
         mount.health.down,
         mount.health.current_warning,
         mount.record.push,
-        mount.pushed,
-        mount.pushed_at,
+        mount.feed.reported,
+        mount.feed.reported_at,
         mount.record.push_interval_s,
+        mount.feed.current_at,
+        mount.feed.error,
     )
 
 
@@ -331,8 +324,9 @@ def _is_absent(mount: Mount) -> bool:
     return isinstance(mount.connector, UnavailableConnector)
 
 
-def _with_changes(record: MountRecord, call: SetUfs) -> MountRecord:
-    """Returns the record with the changes of a call. Raises BadConfig."""
+def _with_changes(mount: Mount, call: SetUfs) -> MountRecord:
+    """Returns the record of a source with the changes of a call. Raises BadConfig."""
+    record = mount.record
     options = {**record.source.options}
     for name in call.unset:
         if name not in options:
@@ -349,7 +343,8 @@ def _with_changes(record: MountRecord, call: SetUfs) -> MountRecord:
     interval_s = call.sync_interval_s
     if interval_s is None:
         interval_s = record.sync_interval_s
-    push = record.push if call.push is None else checked(call.push, source.url)
+    capabilities = mount.connector.capabilities
+    push = record.push if call.push is None else checked(call.push, source.url, capabilities)
     valid_s = record.push_interval_s if call.push_interval_s is None else call.push_interval_s
     return msgspec.structs.replace(
         record,
@@ -364,6 +359,8 @@ def _kept(mount: Mount, asked: MountRecord) -> str:
     """Returns a warning that names what an idempotent request does not change, or ""."""
     if mount.interval_s != asked.sync_interval_s:
         return f"it keeps its sync interval of {format_duration(mount.interval_s)}"
+    if mount.record.push != asked.push:
+        return f"it keeps its feed: {mount.record.push or 'none'}"
     return "it keeps its options" if mount.record.source != asked.source else ""
 
 

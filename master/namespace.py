@@ -232,7 +232,12 @@ class Master:
     # ---- the mount table -------------------------------------------------------------------------
 
     async def add_ufs(
-        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
+        self,
+        path: bytes,
+        source: UfsSpec,
+        connector: Connector,
+        sync_interval_s: float,
+        push: str = "",
     ) -> UfsAdded:
         """Mounts a source at a directory ("/imagenet"), creating it and its parents. It hides what
         other sources have there. Idempotent for the same source.
@@ -240,15 +245,13 @@ class Master:
         The master owns the connector: it closes it with the source or the master, or at once if
         it is not used. After a cancellation the work continues. Raises the errors of the origin's
         check, InUse (another source is mounted there), NotADirectory (the path crosses a file),
-        BadConfig (an impossible path, too many sources).
+        BadConfig (an impossible path or feed, too many sources).
         """
-        root, warning = await self._mounts.add(path, source, connector, sync_interval_s)
-        return UfsAdded((await self._root_of(root)), warning)
-
-    async def _root_of(self, ino: int) -> Inode:
-        found = await self.getattr(ino)
-        assert found.inode is not None, "the root of a source is there"
-        return found.inode
+        record = MountRecord(source, path, True, sync_interval_s, push)
+        root, warning = await self._mounts.add(record, connector)
+        found = (await self.getattr(root)).inode
+        assert found is not None, "the root of a source is there"
+        return UfsAdded(found, warning)
 
     async def set_ufs(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
         """See `SetUfs`. A thread calls `open_connector`. Cancellation does not stop the work."""

@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
 from connectors.base import Connector
+from master.state.feed_state import FeedState
 from master.state.freshness import valid_for
 from master.state.health import OriginHealth
 from master.state.records import MountRecord, name_of
 from master.store.snapshot import Names
 
 MAX_PATHS: Final = 10_000
+FEED_S: Final = 30.0  # a feed that the master reads is up to date for at least that long
 MAX_DEPTH: Final = 4096
 
 
@@ -34,9 +36,7 @@ class Mount:
     owned: bool = False  # the connector is closed with the mount
     health: OriginHealth = field(default_factory=OriginHealth)
     key: str = ""  # of the UFS
-    pushed: int = 0  # events of the store
-    pushed_at: float = 0.0  # the time of the last one
-    trusted_since: float | None = None  # every change since then was reported, or None
+    feed: FeedState = field(default_factory=FeedState)
 
     def __post_init__(self) -> None:
         self.key = self.record.source.key
@@ -52,15 +52,20 @@ class Mount:
             "url": self.record.source.url,
             "path": "/" + self.record.path.decode("utf-8", "backslashreplace"),
             "sync_interval_s": self.interval_s,
-            "pushed": self.pushed,
-            "pushed_at": self.pushed_at,
+            "pushed": self.feed.reported,
+            "pushed_at": self.feed.reported_at,
+            "feed_current_at": self.feed.current_at,
+            "feed_error": self.feed.error,
             **self.health.status(),
         }
 
     def reported_since(self, now: float) -> float | None:
         """Returns since when the store reports every change; None if that is not known. A store
-        that reported nothing for a push interval may have ceased to report."""
-        return self.trusted_since if now - self.pushed_at < self.record.push_interval_s else None
+        that posted nothing for a push interval may have ceased to. A feed that the master reads is
+        up to date if it was so within the last sync interval."""
+        is_read = self.record.push.startswith(("sqs:", "poll:"))
+        valid_s = max(FEED_S, self.interval_s) if is_read else self.record.push_interval_s
+        return self.feed.since(now, valid_s)
 
     def shown(self, path: bytes) -> str:
         """Returns a path below the root as a URL for log lines."""

@@ -94,17 +94,19 @@ class NewSource(Request, frozen=True):
     url: Annotated[str, Meta(min_length=1, max_length=4096)]
     options: dict[str, str] = {}
     sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] = 60.0
+    push: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class SourceChange(Request, frozen=True):
     """Changes of a source: `options` are set, the options `unset` removed. null: the sync interval
-    and the feed stay. `push`: "webhook:NAME", or "" for none. `push_interval_s`: for how
-    long names are valid while changes are reported. Inodes and cached bytes stay."""
+    and the feed stay. `push`: "webhook:NAME", "sqs:URL", "poll:5s", or "" for none.
+    `push_interval_s`: for how long names are valid while changes are reported. Inodes and cached
+    bytes stay."""
 
     options: dict[str, str] = {}
     unset: list[str] = []
     sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
-    push: Annotated[str, Meta(max_length=255)] | None = None
+    push: Annotated[str, Meta(max_length=4096)] | None = None
     push_interval_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
 
 
@@ -128,6 +130,8 @@ class Source(Answer, frozen=True):
     pushed: int = 0
     pushed_at: float = 0.0
     push_interval_s: float = PUSH_INTERVAL_S
+    feed_current_at: float = 0.0
+    feed_error: str = ""
 
     @classmethod
     def of(cls, row: c.UfsRow) -> Source:
@@ -142,6 +146,8 @@ class Source(Answer, frozen=True):
             row.pushed,
             row.pushed_at,
             row.push_interval_s,
+            row.feed_current_at,
+            row.feed_error,
         )
 
     def row(self) -> c.UfsRow:
@@ -155,6 +161,8 @@ class Source(Answer, frozen=True):
             self.pushed,
             self.pushed_at,
             self.push_interval_s,
+            self.feed_current_at,
+            self.feed_error,
         )
 
 

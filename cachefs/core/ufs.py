@@ -30,6 +30,7 @@ class AddUfs(Message, frozen=True):
     path: bytes
     source: UfsSpec
     sync_interval_s: float = 60.0
+    push: str = ""
 
 
 class UfsAdded(Message, frozen=True):
@@ -83,10 +84,12 @@ class UfsRow(msgspec.Struct, frozen=True):
     sync_interval_s: float
     origin_down: bool = False
     warning: str = ""
-    push: str = ""  # "webhook:NAME": events are accepted with the secret of that credential
-    pushed: int = 0  # events since the master's start
+    push: str = ""  # how changes are reported; see `master.push.settings`
+    pushed: int = 0  # names that were reported since the master's start
     pushed_at: float = 0.0  # of the last one, wall clock seconds
-    push_interval_s: float = PUSH_INTERVAL_S  # how long names are valid while events come
+    push_interval_s: float = PUSH_INTERVAL_S  # how long names are valid while changes are reported
+    feed_current_at: float = 0.0  # every change until then was reported; wall clock seconds
+    feed_error: str = ""  # why changes are not reported now
 
 
 class UfsTable(Message, frozen=True):

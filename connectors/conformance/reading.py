@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import random
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +18,7 @@ from connectors.capabilities import Identity
 from connectors.conformance.origin import MakeOrigin, Origin, content, entries, keys_of
 
 MANY = 1050  # more than a page of any store
+CHANGE_S = 3.0  # longer than the precision of any time of a directory
 
 # In the order of S3's keys; `a/` stands between `a-b` and `a0`.
 ORDERED = [b"a-b", b"a.txt", b"a/", b"a0", b"b/", b"sp ace+%20&x", b"z", "ümlaut".encode()]
@@ -75,6 +79,32 @@ def test_stat_tells_file_from_directory(tree: Connector) -> None:
         assert file.fingerprint.etag
     assert file.fingerprint.mtime_ns % tree.capabilities.mtime_precision_ns == 0
     assert '"' not in file.fingerprint.etag
+
+
+def test_the_time_of_a_directory_changes_with_its_names(origin: Origin) -> None:
+    """A store may give one time to changes that are close together."""
+    tree = origin.connector
+    origin.put(b"d/kept", b"1")
+    added = itertools.count()
+
+    def changed_ns() -> int:
+        return tree.stat(b"d").names_changed_ns
+
+    def changes(change: Callable[[], None]) -> bool:
+        before_ns, until_s = changed_ns(), time.monotonic() + CHANGE_S
+        while changed_ns() == before_ns and time.monotonic() < until_s:
+            change()
+        return changed_ns() != before_ns
+
+    def add_and_remove() -> None:
+        origin.put(b"d/new", b"1")
+        origin.delete(b"d/new")
+
+    if not tree.capabilities.directory_times:
+        assert changed_ns() == 0
+        return
+    assert changes(lambda: origin.put(b"d/%d" % next(added), b"1")), "names were added"
+    assert changes(add_and_remove)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ READING: Final = Capabilities(
     identity=Identity.CONTENT,
     refuses_other_versions=False,
     mtime_precision_ns=1,
+    directory_times=True,
 )
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
@@ -160,7 +161,7 @@ class FileConnector:
         found = os.stat(self._root)
         if not stat.S_ISDIR(found.st_mode):
             raise NotFound("not a directory", path=self._shown(b""))
-        return Entry(b"", _DIRECTORY, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+        return _entry_of(b"", _DIRECTORY, found)
 
     def _open_root(self) -> int:
         return os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -269,8 +270,15 @@ def _entry(directory: int, name: bytes) -> Entry | None:
     target = b""
     if fingerprint.kind is Kind.SYMLINK:
         target = os.readlink(name, dir_fd=directory)
+    return _entry_of(name, fingerprint, found, target)
+
+
+def _entry_of(
+    name: bytes, fingerprint: Fingerprint, found: os.stat_result, target: bytes = b""
+) -> Entry:
+    changed_ns = found.st_ctime_ns if fingerprint.kind is Kind.DIRECTORY else 0
     mode = stat.S_IMODE(found.st_mode)
-    return Entry(name, fingerprint, mode, found.st_uid, found.st_gid, target)
+    return Entry(name, fingerprint, mode, found.st_uid, found.st_gid, target, changed_ns)
 
 
 class _Directory:

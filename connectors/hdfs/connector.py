@@ -40,6 +40,7 @@ _CAPABILITIES: Final = Capabilities(
     identity=Identity.TIME,
     refuses_other_versions=False,
     mtime_precision_ns=NS_PER_MS,
+    directory_times=True,
 )
 
 
@@ -101,7 +102,9 @@ class HdfsConnector:
 
     def _entry(self, status: FileStatus, name: bytes) -> Entry:
         owner, group = self._users.id_of(status.owner), self._groups.id_of(status.group)
-        return Entry(name, _fingerprint(status), status.permission & 0o7777, owner, group)
+        changed_ns = status.modification_time * NS_PER_MS if status.isdir else 0
+        mode = status.permission & 0o7777
+        return Entry(name, _fingerprint(status), mode, owner, group, b"", changed_ns)
 
     def _shown(self, path: bytes) -> str:
         """Returns the path in HDFS. Raises NotFound for one that HDFS cannot have."""

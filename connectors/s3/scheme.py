@@ -9,6 +9,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from connectors import keys
 from connectors.base import Connector
+from connectors.event_queue import EventQueue
 from connectors.meter import Meter
 from connectors.s3.options import OPTIONS, parse_options
 from connectors.scheme import Scheme
@@ -43,6 +44,11 @@ class S3Scheme(Scheme):
 
         bucket, _, prefix = spec.url.removeprefix("s3://").partition("/")
         return S3Writer(bucket, prefix, parse_options(spec.options), meter.made)
+
+    def open_queue(self, spec: UfsSpec, url: str) -> EventQueue:
+        from connectors.s3.queue import SqsQueue
+
+        return SqsQueue(url, parse_options(spec.options))
 
 
 SCHEME: Final = S3Scheme()

@@ -1,60 +1,201 @@
-"""How a source hears of changes at its store: the setting, and the secret of a webhook."""
+"""The feeds of one namespace: which are read, and what their reports do to the sources.
+
+A source has at most one feed. Sources with one queue share its reader, since a queue delivers each
+message once. All methods belong to one event loop.
+"""
 
 from __future__ import annotations
 
-import hmac
-from typing import Final
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
-from cachefs.core.errors import AccessDenied, BadConfig, CredentialsMissing
-from connectors import credential
-from connectors.credential import LOOK_S, Credential
+from cachefs.core.errors import CacheFSError
+from connectors import registry
+from master.origins.syncer import Syncer
+from master.push.directory_feed import DirectoryFeed
+from master.push.look_again import LookAgain
+from master.push.queue_feed import QueueFeed, Turn
+from master.push.s3_events import paths_below
+from master.push.settings import Kind, parse, poll_s
+from master.state.records import MountRecord
+from master.store.base import Store
+from master.store.snapshot import Names
+from master.store.transaction import Transaction
+from master.tree import Mount, Tree
 
-WEBHOOK: Final = "webhook"
-FIELD: Final = "webhook_secret"
-MIN_CHARS: Final = 16
-MAX_KEPT: Final = 1000  # credentials
+log = logging.getLogger("cachefs.master")
 
-
-def checked(push: str, url: str) -> str:
-    """Returns the setting: "" or "webhook:NAME", of the credential that has the secret. Raises
-    BadConfig."""
-    if not push:
-        return ""
-    kind, _, name = push.partition(":")
-    if kind != WEBHOOK or not name:
-        raise BadConfig(f"no such feed: {push!r}", remedy="write webhook:NAME, or none")
-    credential.parse_name({credential.OPTION: name})
-    if not url.startswith("s3://"):
-        raise BadConfig("only stores of S3 send events", path=url)
-    return push
+RECORD_S: Final = 600.0  # between two records of a feed that goes on
+MARGIN_S: Final = 3600.0  # before a queue deletes messages
 
 
-class WebhookSecrets:
-    """The secrets of all sources. For threads."""
+class Key(NamedTuple):
+    """What distinguishes the feeds that the master reads. `options`: the credentials are theirs."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, Credential] = {}
-        self._passed: dict[str, tuple[bytes, float]] = {}
+    push: str
+    root: int  # of the source; 0: of all sources that have the queue
+    options: tuple[tuple[str, str], ...]
 
-    def passed(self, push: str, secret: str, now: float) -> bool:
-        """Returns whether `check` found this secret right within the last second."""
-        kept, at = self._passed.get(push, (b"", -LOOK_S))
-        return now - at < LOOK_S and hmac.compare_digest(kept, secret.encode())
 
-    def check(self, push: str, secret: str, now: float) -> None:
-        """Reads the secret. Raises AccessDenied unless `secret` is that of the setting."""
-        if not push or not hmac.compare_digest(self._of(push).encode(), secret.encode()):
-            raise AccessDenied("the secret is not that of a source which accepts events")
-        if len(self._passed) > MAX_KEPT:
-            self._passed.clear()
-        self._passed[push] = secret.encode(), now
+class Feeds:
+    """The feeds of one namespace."""
 
-    def _of(self, push: str) -> str:
-        name = push.removeprefix(f"{WEBHOOK}:")
-        if len(self._kept) > MAX_KEPT:
-            self._kept.clear()
-        kept = self._kept.setdefault(name, Credential(name, (FIELD,)))
-        (secret,) = kept.values()
-        if len(secret) < MIN_CHARS:
-            raise CredentialsMissing(f"{FIELD} of {name} has less than {MIN_CHARS} characters")
-        return secret
+    def __init__(
+        self,
+        store: Store,
+        tree: Tree,
+        sync: Syncer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._tree = tree
+        self._sync = sync
+        self._clock = clock
+        self._look_again = LookAgain(store, tree, sync)
+        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._recorded: dict[int, float] = {}  # by the root's ino
+        # Called with a source whose reports may be lost.
+        self.on_gap: Callable[[Mount], None] = lambda mount: None
+
+    def load(self) -> None:
+        """Continues with what an earlier process left unchecked, and starts the feeds."""
+        self._look_again.load()
+        self.follow()
+
+    async def accept(self, mount: Mount, names: Sequence[bytes]) -> None:
+        """Handles names, below a source, that its store posted. Returns as `LookAgain.names`, and
+        raises as it does."""
+        now = self._clock()
+        mount.feed.names_reported(len(names), now)
+        try:
+            await self._look_again.names(mount, names)
+        except CacheFSError:
+            self._lost(mount)
+            raise
+        mount.feed.current(now)
+
+    def _lost(self, mount: Mount) -> None:
+        if mount.feed.lost():
+            log.warning("%s: changes may not have been reported", mount.record.source.url)
+            self.on_gap(mount)
+
+    # ---- which are read --------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Starts and ends feeds, so that those run which the mount table has."""
+        wanted = _wanted(self._tree.mounts())
+        for key in self._running.keys() - wanted:
+            self._running.pop(key).cancel()
+        for key, mount in wanted.items():
+            if key not in self._running:
+                self._running[key] = self._sync.spawn(self._run(mount.record, mount), waits=True)
+
+    async def _run(self, record: MountRecord, mount: Mount) -> None:
+        kind, value = parse(record.push)
+        if kind is Kind.POLL:
+            await self._poll(mount, poll_s(value))
+        else:
+            await self._read(record, value)
+
+    # ---- queues ----------------------------------------------------------------------------------
+
+    async def _read(self, record: MountRecord, url: str) -> None:
+        """Reads a queue for all sources that have it."""
+        push = record.push
+        try:
+            queue = await asyncio.to_thread(registry.open_queue, record.source, url)
+        except CacheFSError as err:
+            return self._failed(push, err)
+        feed = QueueFeed(url, queue, lambda objects: self._changed(push, objects), self._clock)
+        restored: list[Mount] = []
+
+        async def done(turn: Turn) -> None:
+            if not restored:
+                retention_s = await feed.retention_s()
+                restored.extend(self._restore(mount, retention_s) for mount in self._of(push))
+            if turn.is_complete:
+                await self._current(self._of(push), turn.current_at)
+
+        await feed.run(done, lambda err: self._failed(push, err))
+
+    async def _changed(self, push: str, objects: Sequence[tuple[str, str]]) -> None:
+        """Compares the objects in each source that has the queue. Raises its errors."""
+        now = self._clock()
+        for mount in self._of(push):
+            names = paths_below(mount.record.source.url, objects)
+            mount.feed.names_reported(len(names), now)
+            await self._look_again.names(mount, names)
+
+    def _of(self, push: str) -> list[Mount]:
+        return [mount for mount in self._tree.mounts() if mount.record.push == push]
+
+    def _failed(self, push: str, err: CacheFSError) -> None:
+        for mount in self._of(push):
+            _failed(mount, err)
+
+    def _restore(self, mount: Mount, retention_s: float) -> Mount:
+        """Trusts what was reported to an earlier process, unless the queue may have deleted
+        messages since."""
+        with self._store.snapshot() as reader:
+            kept = Names(reader).feed(mount.root)
+        if kept is None or kept.push != mount.record.push:
+            return mount
+        mount.feed.restore(kept)
+        if self._clock() - kept.current_at > retention_s - min(MARGIN_S, retention_s / 4):
+            self._lost(mount)
+        return mount
+
+    # ---- directories -----------------------------------------------------------------------------
+
+    async def _poll(self, mount: Mount, every_s: float) -> None:
+        """Compares the times of a source's directories, round after round."""
+        feed = DirectoryFeed(mount, self._store, self._tree, self._sync, self._look_again)
+        since: float | None = None
+        while True:
+            began, start = self._clock(), asyncio.get_running_loop().time()
+            since = began if since is None else since
+            try:
+                changed = await feed.round(since)
+            except CacheFSError as err:
+                _failed(mount, err)
+            else:
+                mount.feed.names_reported(changed, began)
+                mount.feed.current(began)
+            spent_s = asyncio.get_running_loop().time() - start
+            await asyncio.sleep(max(every_s / 2, every_s - spent_s))
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    async def _current(self, mounts: Iterable[Mount], at: float) -> None:
+        """Records that every report until `at` was handled, now and then in the store too."""
+        for mount in mounts:
+            mount.feed.current(at)
+            if at - self._recorded.get(mount.root, 0.0) >= RECORD_S:
+                self._recorded[mount.root] = at
+                record = mount.feed.record(mount.record.push)
+                put = functools.partial(Transaction.put_feed, root=mount.root, record=record)
+                await self._sync.write(put)
+
+
+def _failed(mount: Mount, err: CacheFSError) -> None:
+    if mount.feed.error != (line := err.one_line()):
+        log.warning("the feed of %s failed: %s", mount.record.source.url, line)
+    mount.feed.failed(line)
+
+
+def _wanted(mounts: Iterable[Mount]) -> dict[Key, Mount]:
+    """Returns the feeds that the master reads. Sources with one queue share its reader, which has
+    the options of the first."""
+    found: dict[tuple[str, int], Mount] = {}
+    for mount in sorted(mounts, key=lambda mount: mount.record.path):
+        push = mount.record.push
+        kind, _ = parse(push)
+        if kind in (Kind.QUEUE, Kind.POLL):
+            found.setdefault((push, mount.root if kind is Kind.POLL else 0), mount)
+    return {
+        Key(push, root, tuple(sorted(mount.record.source.options.items()))): mount
+        for (push, root), mount in found.items()
+    }

@@ -66,13 +66,25 @@ class LookAgain:
             await self._mark(later)
         await self._compare_all(mount, soon)
 
+    async def directories(self, inos: Sequence[int]) -> None:
+        """Records that the store does not answer for the names of these directories, which are then
+        listed. Returns when that is durable. Raises Throttled as `names` does."""
+        if inos:
+            await self._record([(ino, ALL) for ino in inos], [])
+
     async def _mark(self, later: Sequence[Known]) -> None:
-        marks = [(directory, self._unchecked.mark(directory, name)) for directory, name, _ in later]
+        reported = [(directory, name) for directory, name, _ in later]
+        await self._record(reported, reported)
+
+    async def _record(
+        self, reported: Sequence[tuple[int, bytes]], announced: Sequence[tuple[int, bytes]]
+    ) -> None:
+        marks = [(directory, self._unchecked.mark(directory, name)) for directory, name in reported]
         recorded = [(directory, name) for directory, name in marks if name is not None]
 
         def write(txn: Transaction) -> None:
             txn.mark_unchecked(recorded)
-            for directory, name, _ in later:
+            for directory, name in announced:
                 txn.announce(directory, name)
 
         await self._sync.write(write)

@@ -89,17 +89,24 @@ def _sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     down = GaugeMetricFamily("cachefs_master_origin_down", "1: does not answer.", labels=["path"])
     text = "Failed questions of an origin."
     failed = CounterMetricFamily("cachefs_master_origin_errors", text, labels=["path"])
-    text = "Names that events of the store said to check."
+    text = "Names, or directories, that the store reported."
     pushed = CounterMetricFamily("cachefs_master_pushed", text, labels=["path"])
-    text = "When the last event of the store came."
+    text = "When the store reported the last one."
     last = GaugeMetricFamily("cachefs_master_pushed_timestamp_seconds", text, labels=["path"])
+    text = "Until when every change of the store is known to have been reported."
+    name = "cachefs_master_feed_current_timestamp_seconds"
+    current = GaugeMetricFamily(name, text, labels=["path"])
+    text = "1: the reports of the store cannot be read."
+    broken = GaugeMetricFamily("cachefs_master_feed_failed", text, labels=["path"])
     for source in sources:
         path = [source["path"]]
         down.add_metric(path, float(source["origin_down"]))
         failed.add_metric(path, source["origin_errors"])
         pushed.add_metric(path, source["pushed"])
         last.add_metric(path, source["pushed_at"])
-    yield from (down, failed, pushed, last)
+        current.add_metric(path, source["feed_current_at"])
+        broken.add_metric(path, float(bool(source["feed_error"])))
+    yield from (down, failed, pushed, last, current, broken)
 
 
 def _labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

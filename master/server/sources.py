@@ -16,8 +16,8 @@ from cachefs.core.errors import AccessDenied, BadConfig, InUse, Throttled
 from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import MAX_PUSHED
 from connectors.base import Connector
-from master.push.feeds import WebhookSecrets
 from master.push.s3_events import paths_below
+from master.push.webhook_secrets import WebhookSecrets
 
 log = logging.getLogger("cachefs.master")
 
@@ -34,7 +34,7 @@ class Sources(Protocol):
     def ufs(self, key: str) -> UfsSpec: ...
     def ufs_rows(self) -> list[c.UfsRow]: ...
     async def add_ufs(
-        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
+        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float, push: str
     ) -> c.UfsAdded: ...
     async def set_ufs(self, call: c.SetUfs, open_connector: OpenConnector) -> c.UfsRow: ...
     async def remove_ufs(self, path: bytes) -> None: ...
@@ -89,7 +89,9 @@ class SourceCalls:
     async def _open_and_add(self, call: c.AddUfs) -> c.UfsAdded:
         source = call.source
         connector = await asyncio.to_thread(self._open_connector, source)
-        added = await self._sources.add_ufs(call.path, source, connector, call.sync_interval_s)
+        added = await self._sources.add_ufs(
+            call.path, source, connector, call.sync_interval_s, call.push
+        )
         log.info("source %s is at %s", source.url, _shown(call.path))
         return added
 

@@ -42,6 +42,10 @@ class Negatives:
         """Returns all names remembered below `parent`; a listing that adds one announces it."""
         return frozenset(self._by_parent.get(parent, ()))
 
+    def directories(self) -> list[int]:
+        """Returns the directories with names that are remembered."""
+        return [*self._by_parent]
+
     def forget(self, parent: int) -> None:
         self._count -= len(self._by_parent.pop(parent, ()))
 

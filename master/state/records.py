@@ -1,6 +1,7 @@
 """The format of the master's store: what keys and values of each table are.
 
     META         b"meta"                      -> msgpack map `Meta`
+                 b"feed" root ino (8 BE)      -> msgpack map `FeedRecord`
     DENTRIES     parent ino (8 BE) order_key  -> msgpack array `Inode`, checked_at (8 BE double)
     PARENTS      ino (8 BE)                   -> parent ino (8 BE) order_key
     DIRECTORIES  ino (8 BE)                   -> msgpack map `DirectoryState`
@@ -36,6 +37,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
 from cachefs.core.ufs import PUSH_INTERVAL_S
+from master.state.feed_state import FeedRecord
 
 FORMAT: Final = 1
 META_KEY: Final = b"meta"
@@ -104,6 +106,10 @@ def split_dentry_key(key: bytes) -> tuple[int, bytes]:
     return _INO.unpack_from(key)[0], key[8:]
 
 
+def feed_key(root: int) -> bytes:
+    return b"feed" + _INO.pack(root)
+
+
 def policy_key(path: bytes) -> bytes:
     """A path as it is, a long one by its digest: keys are at most 511 bytes."""
     return b"p" + path if len(path) <= 500 else b"h" + hashlib.sha256(path).digest()
@@ -133,6 +139,7 @@ def encode(record: msgspec.Struct | list[tuple[int, bytes]] | tuple[bytes, Polic
 _meta_decoder = msgspec.msgpack.Decoder(Meta)
 decode_directory = msgspec.msgpack.Decoder(DirectoryState).decode
 decode_mount = msgspec.msgpack.Decoder(MountRecord).decode
+decode_feed = msgspec.msgpack.Decoder(FeedRecord).decode
 decode_policy = msgspec.msgpack.Decoder(tuple[bytes, Policy]).decode
 decode_event = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 

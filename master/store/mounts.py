@@ -67,6 +67,7 @@ def remove_mount(txn: Transaction, root: int) -> list[int]:
         raise NotFound("no source is there")
     txn.announce(*EVERYTHING)
     txn.writer.delete(Table.MOUNTS, [ino_key(root)])
+    txn.put_feed(root, None)
     if root == ROOT_INO:
         _renew_root(txn)
         return [root]

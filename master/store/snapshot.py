@@ -7,6 +7,7 @@ from typing import Final
 from cachefs.core.errors import Stale
 from cachefs.core.model import ROOT_INO, Inode
 from cachefs.core.policies import Policy
+from master.state.feed_state import FeedRecord
 from master.state.records import (
     META_KEY,
     ORDER_END,
@@ -17,10 +18,12 @@ from master.state.records import (
     decode_dentry,
     decode_directory,
     decode_event,
+    decode_feed,
     decode_meta,
     decode_mount,
     decode_policy,
     dentry_key,
+    feed_key,
     ino_key,
     split_dentry_key,
 )
@@ -91,6 +94,28 @@ class Names:
         """Returns (order key, record) pairs in order."""
         found = self.raw_children(parent, after, below, limit)
         return [(key[8:], decode_dentry(value)) for key, value in found]
+
+    def known_directories(self, after: int, limit: int) -> list[int]:
+        """Returns the next directories with an ino above `after` that were listed, or of which a
+        name is stored; in order."""
+        rows = self.reader.scan(Table.DIRECTORIES, ino_key(after), ABOVE_ALL, limit)
+        listed = (int.from_bytes(key, "big") for key, _ in rows)
+        return sorted({*listed, *self._parents(after, limit)})[:limit]
+
+    def _parents(self, after: int, limit: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < limit:
+            start = ino_key(found[-1] if found else after) + ORDER_END
+            rows = self.reader.scan(Table.DENTRIES, start, ABOVE_ALL, 1)
+            if not rows:
+                break
+            found.append(split_dentry_key(rows[0][0])[0])
+        return found
+
+    def feed(self, root: int) -> FeedRecord | None:
+        """Returns what is kept of the reports about a source."""
+        value = self.reader.get(Table.META, feed_key(root))
+        return None if value is None else decode_feed(value)
 
     def directory(self, ino: int) -> DirectoryState | None:
         value = self.reader.get(Table.DIRECTORIES, ino_key(ino))

@@ -18,6 +18,7 @@ from cachefs.core.model import MAX_INO, ROOT_INO, Fingerprint, Inode, Kind, Name
 from cachefs.core.policies import Policy
 from connectors.base import Entry, order_key
 from master.state import merge, numbers
+from master.state.feed_state import FeedRecord
 from master.state.merge import Action, Batch, Change
 from master.state.records import (
     EVERYTHING,
@@ -34,6 +35,7 @@ from master.state.records import (
     dentry_key,
     encode,
     encode_dentry,
+    feed_key,
     ino_key,
     name_of,
     policy_key,
@@ -276,6 +278,13 @@ class Transaction(Names):
 
     def put_mount(self, root: int, record: MountRecord) -> None:
         self.writer.put(Table.MOUNTS, [(ino_key(root), encode(record))])
+
+    def put_feed(self, root: int, record: FeedRecord | None) -> None:
+        """Replaces what is kept of the reports about a source; None: deletes it."""
+        if record is None:
+            self.writer.delete(Table.META, [feed_key(root)])
+        else:
+            self.writer.put(Table.META, [(feed_key(root), encode(record))])
 
     def check_source(self, directory: int, root: int, key: str) -> None:
         """Raises Stale if a directory is no longer in the mount of that root and UFS. The caller

@@ -170,6 +170,7 @@ class MemoryConnector:
         self._children: dict[bytes, dict[bytes, bool]] = {b"": {}}  # name -> is a directory
         self._kept: set[bytes] = {b""}  # directories that exist without children
         self._next_mtime_s = FIRST_MTIME_S
+        self._names_changed: dict[bytes, int] = {}  # by directory, ns
         for path, data in (files or {}).items():
             self.put(path, data)
 
@@ -236,6 +237,8 @@ class MemoryConnector:
         while path:
             parent, _, name = path.rpartition(b"/")
             children = self._children.setdefault(parent, {})
+            if not (children.get(name) and path not in self._objects):
+                self._names_changed[parent] = self._next_mtime_s * 10**9
             children[name] = is_directory or children.get(name, False)
             path, is_directory = parent, True
 
@@ -243,6 +246,8 @@ class MemoryConnector:
         while path and path not in self._kept and not self._children.get(path):
             self._children.pop(path, None)
             parent, _, name = path.rpartition(b"/")
+            self._next_mtime_s += 1
+            self._names_changed[parent] = self._next_mtime_s * 10**9
             if path in self._objects:
                 self._children[parent][name] = False
                 return
@@ -286,6 +291,7 @@ class MemoryConnector:
             identity=Identity.CONTENT,
             refuses_other_versions=True,
             mtime_precision_ns=10**9,
+            directory_times=True,
         )
 
     def check(self) -> None:
@@ -298,7 +304,8 @@ class MemoryConnector:
 
     def _entry(self, path: bytes) -> Entry:
         if path in self._children:
-            return Entry(path.rpartition(b"/")[2], _DIRECTORY)
+            changed_ns = self._names_changed.get(path, FIRST_MTIME_S * 10**9)
+            return Entry(path.rpartition(b"/")[2], _DIRECTORY, names_changed_ns=changed_ns)
         found = self._objects.get(path)
         if found is None:
             raise NotFound("no such file or directory", path=_shown(path))

@@ -23,6 +23,14 @@ from cachefs.core.units import format_duration, parse_duration
 _Command = Callable[..., Any]
 
 
+_push_flag = click.option(
+    "--push",
+    metavar="FEED",
+    help="How changes are reported: webhook:NAME (events, with the secret of the credential NAME), "
+    "sqs:URL (events in a queue), poll or poll:5s (times of directories), or none.",
+)
+
+
 @click.group("ufs")
 @settings.setting_flags("ufs")
 def command(**flags: Any) -> None:
@@ -39,17 +47,19 @@ def command(**flags: Any) -> None:
 @command.command("add")
 @click.argument("source")
 @click.argument("path")
+@_push_flag
 @settings.setting_flags("ufs add")
 @output.json_flag
 @output.debug_flag
 def add(
-    source: str, path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+    source: str, path: str, push: str | None, as_json: bool, debug: bool, config_file: str | None,
+    **flags: Any,
+) -> None:  # fmt: skip
     """Show SOURCE (s3://bucket/prefix, file:///path) at the directory PATH of the namespace. The
     master and every worker read it with their own credentials."""
     chosen = settings.load_settings(flags, config_file)
     where, spec = namespace_path(path), _source(source, chosen)
-    call = c.AddUfs(where, spec, chosen.seconds("sync_interval"))
+    call = c.AddUfs(where, spec, chosen.seconds("sync_interval"), _feed(push) or "")
     with _master(chosen) as master:
         added = master.call(call, c.UfsAdded)
     if added.warning:
@@ -64,11 +74,7 @@ def add(
 
 @command.command("set")
 @click.argument("path")
-@click.option(
-    "--push",
-    metavar="FEED",
-    help="Take events of the store: webhook:NAME, with the secret of the credential NAME; or none.",
-)
+@_push_flag
 @click.option(
     "--push-interval",
     metavar="DURATION",
@@ -91,8 +97,7 @@ def change(
     push_interval_s = None if push_interval is None else parse_duration(push_interval)
     if not (options or unset) and all(one is None for one in (interval_s, push, push_interval_s)):
         raise BadConfig("nothing to change", remedy="give an option: cachefs ufs set --help")
-    push = "" if push == "none" else push
-    call = c.SetUfs(where, options, unset, interval_s, push, push_interval_s)
+    call = c.SetUfs(where, options, unset, interval_s, _feed(push), push_interval_s)
     with _master(chosen) as master:
         row = master.call(call, c.UfsChanged).row
     if as_json:
@@ -141,6 +146,11 @@ def remove(
         click.echo(f"OK, nothing is at {shown} any more")
 
 
+def _feed(push: str | None) -> str | None:
+    """Returns the setting of a feed: "" for none."""
+    return "" if push == "none" else push
+
+
 def _master(chosen: Config) -> AdminClient:
     return clusters.connect_admin(chosen, settings.state_home(chosen))
 
@@ -157,7 +167,9 @@ def _source(source: str, chosen: Config) -> UfsSpec:
 
 
 def _state(row: c.UfsRow) -> str:
-    return row.warning or "no answer" if row.origin_down else "ok"
+    if row.origin_down:
+        return row.warning or "no answer"
+    return f"changes are not reported: {row.feed_error}" if row.feed_error else "ok"
 
 
 def _shown(where: bytes) -> str:
@@ -172,11 +184,16 @@ def _row(row: c.UfsRow, long: bool) -> list[str]:
 
 
 def _events(row: c.UfsRow) -> str:
-    """Returns how many events came since the master's start, and how long ago the last one."""
-    if not row.pushed:
+    """Returns how many names were reported since the master's start, and how long ago the last one;
+    and until when every change was reported."""
+    if not row.feed_current_at:
         return "-"
-    ago_s = max(0.0, time.time() - row.pushed_at)
-    return f"{row.pushed}, the last {format_duration(ago_s)} ago"
+    last = f", the last {_ago(row.pushed_at)}" if row.pushed else ""
+    return f"{row.pushed}{last}; all until {_ago(row.feed_current_at)}"
+
+
+def _ago(at: float) -> str:
+    return f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
 def _document(row: c.UfsRow) -> dict[str, Any]:
@@ -190,5 +207,7 @@ def _document(row: c.UfsRow) -> dict[str, Any]:
         "pushed": row.pushed,
         "pushed_at": row.pushed_at,
         "push_interval_s": row.push_interval_s,
+        "feed_current_at": row.feed_current_at,
+        "feed_error": row.feed_error,
         "warning": row.warning,
     }

@@ -36,7 +36,8 @@ async def list_sources(at: At) -> a.Sources:
 async def add_source(at: At) -> Reply:
     body: a.NewSource = at.body
     path = a.bytes_of(body.path)
-    call = c.AddUfs(b"/" + path, UfsSpec(body.url, body.options), body.sync_interval_s)
+    spec = UfsSpec(body.url, body.options)
+    call = c.AddUfs(b"/" + path, spec, body.sync_interval_s, body.push)
     added = await at.ask(call, c.UfsAdded)
     return Reply(a.SourceAdded(a.text_of(path), body.url, added.root.ino, added.warning), 201)
 

@@ -1,4 +1,4 @@
-"""The feed of a source, and the secret that a sender of events presents."""
+"""The secret that a sender of events presents."""
 
 from __future__ import annotations
 
@@ -6,31 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import AccessDenied, BadConfig, CredentialsMissing
+from cachefs.core.errors import AccessDenied, CredentialsMissing
 from connectors.credential import DIRECTORY_VARIABLE
-from master.push.feeds import WebhookSecrets, checked
+from master.push.webhook_secrets import WebhookSecrets
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105
-
-
-def test_a_feed_is_a_webhook_with_a_name() -> None:
-    assert checked("webhook:team-a", "s3://bucket") == "webhook:team-a"
-    assert checked("", "file:///x") == ""
-
-
-@pytest.mark.parametrize(
-    ("push", "url"),
-    [
-        ("webhook", "s3://b"),
-        ("webhook:", "s3://b"),
-        ("sqs:x", "s3://b"),
-        ("webhook:../x", "s3://b"),
-        ("webhook:team-a", "file:///x"),
-    ],
-)
-def test_other_feeds_are_refused(push: str, url: str) -> None:
-    with pytest.raises(BadConfig):
-        checked(push, url)
 
 
 def test_only_the_secret_of_the_source_is_accepted(
@@ -47,6 +27,8 @@ def test_only_the_secret_of_the_source_is_accepted(
         ("webhook:team-a", ""),
         ("", ""),
         ("", SECRET),
+        ("sqs:http://127.0.0.1/team-a", SECRET),
+        ("poll:5s", SECRET),
     ):
         with pytest.raises(AccessDenied):
             secrets.check(push, secret, 0.0)

@@ -1,0 +1,49 @@
+"""The secrets of the sources that accept events at the admin API."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+from cachefs.core.errors import AccessDenied, CredentialsMissing
+from connectors.credential import LOOK_S, Credential
+from master.push.settings import Kind, parse
+
+FIELD: Final = "webhook_secret"
+MIN_CHARS: Final = 16
+MAX_KEPT: Final = 1000  # credentials
+
+
+class WebhookSecrets:
+    """The secrets of all sources. For threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Credential] = {}
+        self._passed: dict[str, tuple[bytes, float]] = {}
+
+    def passed(self, push: str, secret: str, now: float) -> bool:
+        """Returns whether `check` found this secret right within the last second."""
+        kept, at = self._passed.get(push, (b"", -LOOK_S))
+        return now - at < LOOK_S and hmac.compare_digest(kept, secret.encode())
+
+    def check(self, push: str, secret: str, now: float) -> None:
+        """Reads the secret. Raises AccessDenied unless `secret` is that of the setting."""
+        kind, name = parse(push)
+        if kind is not Kind.WEBHOOK or not _equal(self._of(name), secret):
+            raise AccessDenied("the secret is not that of a source which accepts events")
+        if len(self._passed) > MAX_KEPT:
+            self._passed.clear()
+        self._passed[push] = secret.encode(), now
+
+    def _of(self, name: str) -> str:
+        if len(self._kept) > MAX_KEPT:
+            self._kept.clear()
+        kept = self._kept.setdefault(name, Credential(name, (FIELD,)))
+        (secret,) = kept.values()
+        if len(secret) < MIN_CHARS:
+            raise CredentialsMissing(f"{FIELD} of {name} has less than {MIN_CHARS} characters")
+        return secret
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

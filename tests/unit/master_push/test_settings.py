@@ -1,0 +1,79 @@
+"""What an operator may write for the feed of a source."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cachefs.core.errors import BadConfig
+from connectors.file.connector import READING as FILE
+from connectors.s3.connector import READING as S3
+from master.push.settings import Kind, checked, parse, poll_s
+
+QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/events"
+
+
+@pytest.mark.parametrize(
+    ("push", "kept"),
+    [
+        ("", ""),
+        ("webhook:team-a", "webhook:team-a"),
+        (f"sqs:{QUEUE}", f"sqs:{QUEUE}"),
+        ("sqs:http://127.0.0.1:9324/000000000000/q", "sqs:http://127.0.0.1:9324/000000000000/q"),
+    ],
+)
+def test_feeds_of_a_bucket(push: str, kept: str) -> None:
+    assert checked(push, "s3://bucket", S3) == kept
+
+
+@pytest.mark.parametrize(
+    ("push", "kept"), [("poll", "poll:5s"), ("poll:1m", "poll:60s"), ("poll:1.5s", "poll:1.5s")]
+)
+def test_polls_of_directories(push: str, kept: str) -> None:
+    assert checked(push, "file:///x", FILE) == kept
+    assert checked(kept, "file:///x", FILE) == kept, "it is a normal form"
+
+
+def test_parts_of_a_setting() -> None:
+    assert parse("") == (Kind.NONE, "")
+    assert parse("webhook:team-a") == (Kind.WEBHOOK, "team-a")
+    assert parse(f"sqs:{QUEUE}") == (Kind.QUEUE, QUEUE)
+    assert poll_s(parse("poll:90s").value) == 90.0
+
+
+@pytest.mark.parametrize(
+    ("push", "url"),
+    [
+        ("webhook", "s3://b"),
+        ("webhook:", "s3://b"),
+        ("webhook:../x", "s3://b"),
+        ("webhook:team-a", "file:///x"),
+        ("sqs", "s3://b"),
+        ("sqs:x", "s3://b"),
+        ("sqs:ftp://host/q", "s3://b"),
+        ("sqs:https://host", "s3://b"),
+        ("sqs:https://user:secret@host/q", "s3://b"),
+        ("sqs:https://host/q?x=1", "s3://b"),
+        ("sqs:https://host/" + "q" * 3000, "s3://b"),
+        (f"sqs:{QUEUE}", "gs://b"),
+        ("poll", "s3://b"),
+        ("mail:x", "s3://b"),
+    ],
+)
+def test_other_feeds_are_refused(push: str, url: str) -> None:
+    with pytest.raises(BadConfig):
+        checked(push, url, S3)
+
+
+@pytest.mark.parametrize("push", ["poll:", "poll:0", "poll:0.5s", "poll:2h", "poll:-1", "poll:x"])
+def test_intervals_of_polls_that_cannot_be(push: str) -> None:
+    if push == "poll:":
+        assert checked(push, "file:///x", FILE) == "poll:5s"
+        return
+    with pytest.raises(BadConfig):
+        checked(push, "file:///x", FILE)
+
+
+def test_a_store_without_times_cannot_be_polled() -> None:
+    with pytest.raises(BadConfig, match="no time of their last change"):
+        checked("poll", "file:///x", msgspec.structs.replace(FILE, directory_times=False))
