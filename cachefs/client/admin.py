@@ -178,8 +178,10 @@ class AdminClient:
             for one in page.items
         ]
 
-    def add_source(self, path: bytes, source: UfsSpec, sync_interval_s: float) -> a.SourceAdded:
-        body = a.NewSource(a.text_of(path), source.url, source.options, sync_interval_s)
+    def add_source(
+        self, path: bytes, source: UfsSpec, sync_interval_s: float, push: str = ""
+    ) -> a.SourceAdded:
+        body = a.NewSource(a.text_of(path), source.url, source.options, sync_interval_s, push)
         return self.send("POST", "/sources", a.SourceAdded, body, timeout_s=ADD_TIMEOUT_S)
 
     def change_source(self, call: c.SetUfs) -> c.UfsRow:
@@ -326,7 +328,7 @@ def _greeted(client: AdminClient, call: c.Greeting) -> c.Greeted:
 
 
 def _added(client: AdminClient, call: c.AddUfs) -> c.UfsAdded:
-    found = client.add_source(call.path, call.source, call.sync_interval_s)
+    found = client.add_source(call.path, call.source, call.sync_interval_s, call.push)
     return c.UfsAdded(Inode(found.ino, Kind.DIRECTORY), found.warning)
 
 

@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 
 from botocore import UNSIGNED
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, SSLError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError as NoConnection,
+    HTTPClientError,
+    SSLError,
+)
 
 from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, Unreachable
 from connectors.event_queue import AT_ONCE, QueueMessage
@@ -115,7 +121,8 @@ def _translated(error: BotoCoreError | ClientError, url: str) -> CacheFSError:
     """Returns the typed error of a failed request."""
     if isinstance(error, ClientError):
         return _refused(error, url)
-    if isinstance(error, HTTPClientError) and not isinstance(error, SSLError):
+    no_answer = isinstance(error, (NoConnection, HTTPClientError))
+    if no_answer and not isinstance(error, SSLError):
         return Unreachable("the queue does not answer", path=url)
     found = from_botocore(error)
     return type(found)(found.cause, remedy=found.remedy, path=url)

@@ -237,7 +237,7 @@ class MemoryConnector:
         while path:
             parent, _, name = path.rpartition(b"/")
             children = self._children.setdefault(parent, {})
-            if not (children.get(name) and path not in self._objects):
+            if name not in children or is_directory > children[name]:
                 self._names_changed[parent] = self._next_mtime_s * 10**9
             children[name] = is_directory or children.get(name, False)
             path, is_directory = parent, True

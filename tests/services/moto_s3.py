@@ -1,4 +1,5 @@
-"""moto's S3 server, for the keys that a real server on a file system cannot keep (`a//b`, `..`)."""
+"""moto's servers of S3 and SQS: for the keys that a real server on a file system cannot keep
+(`a//b`, `..`), and for buckets that send their events to a queue."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.services.s3_server import S3Server, free_port
 
@@ -29,3 +31,29 @@ def moto_s3(directory: Path) -> Iterator[S3Server]:
         yield server
     finally:
         server.stop()
+
+
+def sqs_client(server: S3Server) -> Any:
+    """Returns a client of the server's queues."""
+    import boto3
+
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint_url,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+    )
+
+
+def event_queue(server: S3Server, bucket: str, name: str = "events") -> str:
+    """Makes a queue to which the bucket sends its events; returns its URL."""
+    queues = sqs_client(server)
+    url: str = queues.create_queue(QueueName=name)["QueueUrl"]
+    facts = queues.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]
+    events = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
+    rule = {"QueueArn": facts["QueueArn"], "Events": events}
+    server.client().put_bucket_notification_configuration(
+        Bucket=bucket, NotificationConfiguration={"QueueConfigurations": [rule]}
+    )
+    return url
