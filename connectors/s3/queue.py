@@ -17,9 +17,11 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError as NoConnection,
     HTTPClientError,
     SSLError,
+)
+from botocore.exceptions import (
+    ConnectionError as NoConnection,
 )
 
 from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, Unreachable

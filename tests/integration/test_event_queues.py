@@ -352,8 +352,8 @@ def test_both_nodes_see_a_change(cluster: Cluster, server: S3Server) -> None:
 
 
 def test_a_change_while_the_master_is_dead_is_seen(cluster: Cluster, server: S3Server) -> None:
-    """The request of the dead master may still receive the message: moto does not notice that its
-    client is gone. Then the queue delivers it again."""
+    """[S-push-queue] The request of the dead master may still receive the message: moto does not
+    notice that its client is gone. Then the queue delivers it again."""
     queue = event_queue(server, "bucket")
     put(server, 0, b"first")
     put(server, 1, b"first")

@@ -236,6 +236,8 @@ def test_a_store_that_ceases_to_report_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_what_was_checked_before_a_gap_is_valid_for_the_sync_interval(tmp_path: Path) -> None:
+    """[S-push-webhook]"""
+
     async def before(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
         await master.look_again(b"/data", [NAMES[0]])
