@@ -20,10 +20,7 @@ from cachefs.core.cluster import SetUfs, UfsAdded, UfsRow, Work, Worked
 from cachefs.core.errors import (
     BadConfig,
     CacheFSError,
-    IsADirectory,
     NotFound,
-    Stale,
-    Unsupported,
 )
 from cachefs.core.jobs import JobSpec
 from cachefs.core.messages import (
@@ -36,7 +33,6 @@ from cachefs.core.messages import (
     Listing,
     PoliciesAt,
     SyncReply,
-    failure_of,
 )
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin, UfsSpec
 from cachefs.core.policies import Policy, Rule, shown
@@ -55,18 +51,19 @@ from master.events import EventStream
 from master.jobs.job_context import JobContext
 from master.jobs.runner import Clocks
 from master.jobs.service import LoadJobs
+from master.locations import Locations
 from master.manual_sync.service import Syncs
 from master.mounts import VOID_INTERVAL_S, MountTable, OpenConnector
 from master.origins.syncer import Syncer
 from master.policies import Policies
 from master.probes import Probes
-from master.state.records import MountRecord, name_of
+from master.state.records import MountRecord
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
 from master.store.run import StoreRun
 from master.store.snapshot import Names
 from master.store.transaction import transact
-from master.tree import Mount, Tree, join
+from master.tree import Mount, Tree
 
 
 class Master:
@@ -97,6 +94,7 @@ class Master:
             store, self._tree, self._meta.namespace, time.monotonic, others_gave=others_gave
         )
         self._policies.on_change = self._policies_changed
+        self._locations = Locations(store, self._tree, self._meta.namespace, self._policies)
         self._syncs = Syncs(store, self._tree, self._sync, self._events.position)
         self.on_policies: Callable[[], None] = lambda: None  # called when policies change
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
@@ -320,44 +318,11 @@ class Master:
 
     def locate_nowait(self, ino: int) -> Origin:
         """Locates a file from the store. Raises Stale, IsADirectory, Unsupported (a symlink)."""
-        with self._store.snapshot() as reader:
-            return self._locate(Names(reader), ino)
-
-    def _locate(self, names: Names, ino: int) -> Origin:
-        at = names.place(ino)
-        stored = None if at is None else names.dentry(*at)
-        if at is None or stored is None or stored.inode.ino != ino:
-            raise Stale(f"inode {ino} is gone")
-        inode = stored.inode
-        if inode.kind is Kind.DIRECTORY:
-            raise IsADirectory(f"inode {ino} is a directory")
-        place = self._tree.directory(names, at[0])
-        if inode.kind is Kind.SYMLINK:
-            raise Unsupported("a symbolic link has no bytes")
-        directory, name = place.mount.in_namespace(place.path), name_of(at[1])
-        table = self._policies.table
-        return Origin(
-            ContentId.of(self.namespace, inode),
-            place.mount.key,
-            place.of(name),
-            inode.etag,
-            inode.size,
-            inode.mtime_ns,
-            table.rule(join(directory, name)),
-            table.differs_in(directory),
-        )
+        return self._locations.of(ino)
 
     def locate_many(self, inos: Sequence[int]) -> list[Placed]:
         """Returns each file's origin or failure, in order, from the store alone."""
-        with self._store.snapshot() as reader:
-            names = Names(reader)
-            return [self._located(names, ino) for ino in inos]
-
-    def _located(self, names: Names, ino: int) -> Placed:
-        try:
-            return Placed(origin=self._locate(names, ino))
-        except CacheFSError as err:
-            return Placed(failure=failure_of(err))
+        return self._locations.of_many(inos)
 
     def ufs(self, key: str) -> UfsSpec:
         """Returns the source with a key. Raises NotFound if no mount has it."""
