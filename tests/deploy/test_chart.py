@@ -177,14 +177,31 @@ def test_only_the_driver_propagates_mounts(things: list[Object]) -> None:
 
 def test_secrets_are_named_and_not_written() -> None:
     """Only volumes and monitors name them; a key in the place of a name is refused."""
-    for value in ("token.secretName", "credentials.secretName", "tls.masterSecretName"):
+    named = "credentials.named[0].name=a,credentials.named[0].secretName"
+    for value in ("token.secretName", "credentials.secretName", "tls.masterSecretName", named):
         assert template("--set-string", f"{value}=AKIAPLANTEDPLANTED00").returncode != 0
     rendered = template(*ALL).stdout
-    planted = {f"planted-{what}" for what in ("token", "credentials", "master", "worker")}
+    what = ("token", "credentials", "master", "worker", "hook", "team")
+    planted = {f"planted-{one}" for one in what}
     assert set(re.findall(r"planted-\w+", rendered)) == planted
     for thing in yaml.safe_load_all(rendered):
         for text in _strings_of(thing, "env") + _strings_of(thing, "args"):
             assert "planted" not in text
+
+
+def test_servers_have_the_named_credentials() -> None:
+    """Each as a directory of files that cannot be written; no other container has them."""
+    found: dict[str, dict[str, str]] = {}
+    for _, spec, container in containers(render(*ALL)):
+        volumes = {one["name"]: one for one in spec.get("volumes", ())}
+        for mount in container.get("volumeMounts", ()):
+            directory, _, name = mount["mountPath"].rpartition("/")
+            if directory == "/etc/cachefs/credentials.d":
+                assert mount["readOnly"] is True
+                secret = volumes[mount["name"]]["secret"]
+                found.setdefault(container["name"], {})[name] = secret["secretName"]
+    named = {"hook": "planted-hook", "Team.A": "planted-team"}
+    assert found == {"master": named, "worker": named}
 
 
 def _strings_of(thing: Any, key: str) -> list[str]:

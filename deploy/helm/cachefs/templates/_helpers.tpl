@@ -136,12 +136,19 @@ securityContext:
     defaultMode: 0400
     items: [{key: {{ .key }}, path: credentials}]
 {{- end }}{{ end }}
+{{- range $at, $one := .Values.credentials.named }}
+- name: credential-{{ $at }}
+  secret: {secretName: {{ $one.secretName }}, defaultMode: 0400}
+{{- end }}
 {{- end -}}
 
 {{- define "cachefs.serverMounts" -}}
 - {name: token, mountPath: /etc/cachefs/token, readOnly: true}
 {{- if .root.Values.credentials.secretName }}
 - {name: credentials, mountPath: /etc/cachefs/credentials, readOnly: true}
+{{- end }}
+{{- range $at, $one := .root.Values.credentials.named }}
+- {name: credential-{{ $at }}, mountPath: /etc/cachefs/credentials.d/{{ $one.name }}, readOnly: true}
 {{- end }}
 {{- if .secret }}
 - {name: tls, mountPath: /etc/cachefs/tls, readOnly: true}
