@@ -232,6 +232,31 @@ def test_a_changed_object_is_heard_of(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
+def test_a_name_is_looked_up_again_before_its_event_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master knows another file there already: an open fails once, not until the event comes."""
+
+    async def script(one: Cluster) -> None:
+        origin = MemoryConnector({b"d/a": b"bytes"})
+        await one.add(b"/data", origin)
+        await one.heard()
+        parent = (await one.node.resolve(b"data/d")).inode
+        assert parent is not None
+        found = (await one.node.lookup(parent.ino, b"a")).inode
+        assert found is not None
+        monkeypatch.setattr(one.node, "_take", lambda events: None)
+        origin.put(b"d/a", b"other bytes")
+        await one.master.report_changed(found.ino)
+        with pytest.raises(Stale):
+            await one.node.locate(found.ino)
+        changed = (await one.node.lookup(parent.ino, b"a")).inode
+        assert changed is not None
+        assert changed.size == 11
+
+    play(tmp_path, script)
+
+
 def test_a_restart_of_the_master_is_hardly_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachefs.core import cluster as c
-from cachefs.core.errors import CacheFSError, NotFound, ProtocolError
+from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Stale
 from cachefs.core.messages import (
     Done,
     Failure,
@@ -251,6 +251,8 @@ class RemoteNamespace(MasterJobs):
         for ino, place in zip(inos, located.places, strict=True):
             if place.origin is not None:
                 self._cache.put_origin(ino, place.origin, asked)
+            elif place.failure is not None and place.failure.code == Stale.code:
+                self._cache.forget(ino)  # its event may still be under way
         return [_origin_of(place) for place in located.places]
 
     def ufs(self, key: str) -> UfsSpec:
