@@ -65,7 +65,7 @@ def queues(lab: Lab, result: Result) -> None:
             seen = "from a PUT to its bytes in both nodes, by a queue"
             changes = lab.size(100, 20)
             time_to_bytes(cluster, server, result, changes, feed, (seen, QUEUE_SEEN_S))
-            backlog(cluster, server, result, lab.size(3000, 300))
+            backlog(cluster, server, result, lab.size(1000, 200))
 
 
 def backlog(cluster: Cluster, server: Any, result: Result, changes: int) -> None:

@@ -235,7 +235,7 @@ def test_a_changed_object_is_heard_of(tmp_path: Path) -> None:
 def test_a_name_is_looked_up_again_before_its_event_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The master knows another file there already: an open fails once, not until the event comes."""
+    """The master has another file there already: an open fails once."""
 
     async def script(one: Cluster) -> None:
         origin = MemoryConnector({b"d/a": b"bytes"})
