@@ -1,7 +1,9 @@
-"""Checks the docs: links between files resolve, and every paragraph of SEMANTICS.md has a test.
+"""Checks the docs: links between files resolve, and every paragraph of SEMANTICS.md and every
+sentence of consistency.md has a test.
 
-A paragraph has an id, `[S-statfs]`; a test names it in its docstring or in a comment. Failures are
-an id without a test, an id that is used twice, and an id of a test without a paragraph.
+A paragraph has an id, `[S-statfs]`, a sentence too, `[C-times]`; a test names it in its docstring
+or in a comment. Failures are an id without a test, an id of a paragraph that is used twice, and an
+id of a test that no page has.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ID = re.compile(r"\[(S-[a-z-]+)\]")
+SENTENCE = re.compile(r"\[(C-[a-z-]+)\]")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
@@ -39,6 +42,18 @@ def semantics_problems(semantics: str, tests: dict[str, str]) -> list[str]:
     return problems
 
 
+def consistency_problems(page: str, tests: dict[str, str]) -> list[str]:
+    """Returns the mismatches between consistency.md and the tests (file name -> text)."""
+    written = {*SENTENCE.findall(page)}
+    named = {ident: name for name, text in tests.items() for ident in SENTENCE.findall(text)}
+    problems = [f"consistency.md: no test names [{one}]" for one in sorted(written - named.keys())]
+    problems += [
+        f"{named[ident]}: names [{ident}], which consistency.md does not have"
+        for ident in sorted(named.keys() - written)
+    ]
+    return problems
+
+
 def link_problems(path: Path, text: str) -> list[str]:
     """Returns the relative links of one file to files or headings that do not exist."""
     problems = []
@@ -59,11 +74,13 @@ def link_problems(path: Path, text: str) -> list[str]:
 def main() -> int:
     """Prints each problem on a line; exit status 1 if any exists."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
-    tests = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("tests/**/*.py")}
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("connectors/conformance/*.py")]
+    tests = {str(path.relative_to(ROOT)): path.read_text() for path in files}
     problems = semantics_problems((ROOT / "docs" / "SEMANTICS.md").read_text(), tests)
+    problems += consistency_problems((ROOT / "docs" / "consistency.md").read_text(), tests)
     for page in pages:
         problems += link_problems(page, page.read_text())
-    print("\n".join(problems) or f"{len(pages)} pages, every paragraph of SEMANTICS.md tested")
+    print("\n".join(problems) or f"{len(pages)} pages, every paragraph and sentence tested")
     return 1 if problems else 0
 
 

@@ -71,6 +71,7 @@ def test_stat_and_listings_agree(tree: Connector) -> None:
 
 
 def test_stat_tells_file_from_directory(tree: Connector) -> None:
+    """[C-times] And the time of a file has the declared precision."""
     root, directory, file = tree.stat(b""), tree.stat(b"a/x"), tree.stat(b"a/x/1")
     assert (root.name, root.fingerprint.kind) == (b"", Kind.DIRECTORY)
     assert (directory.name, directory.fingerprint.kind) == (b"x", Kind.DIRECTORY)
@@ -79,6 +80,24 @@ def test_stat_tells_file_from_directory(tree: Connector) -> None:
         assert file.fingerprint.etag
     assert file.fingerprint.mtime_ns % tree.capabilities.mtime_precision_ns == 0
     assert '"' not in file.fingerprint.etag
+
+
+def test_a_directory_without_names(origin: Origin) -> None:
+    """[C-directories] [C-no-directories]"""
+    origin.put(b"d/f", b"1")
+    origin.put(b"kept", b"1")
+    origin.delete(b"d/f")
+    found = {*keys_of(entries(origin.connector.list_dir(b"")))}
+    assert found == ({b"d/", b"kept"} if origin.connector.capabilities.directories else {b"kept"})
+
+
+def test_attributes_are_those_of_the_store_or_unknown(tree: Connector) -> None:
+    """[C-posix] [C-no-posix] Of an unknown one the mount decides."""
+    for path in (b"z", b"a"):
+        entry = tree.stat(path)
+        assert (entry.mode >= 0) is tree.capabilities.posix_attributes
+        if not tree.capabilities.posix_attributes:
+            assert (entry.uid, entry.gid) == (-1, -1)
 
 
 def test_the_time_of_a_directory_changes_with_its_names(origin: Origin) -> None:
@@ -155,6 +174,7 @@ def test_reading_past_the_version_is_refused(origin: Origin) -> None:
 
 @pytest.mark.parametrize("data", [b"NEW", b"longer than before", b"s", b""])
 def test_another_version_is_never_read_for_the_old(origin: Origin, data: bytes) -> None:
+    """[C-refuses] [C-compares] Of the same length, too."""
     origin.put(b"f", b"old")
     version = origin.connector.stat(b"f").fingerprint
     origin.put(b"f", data)

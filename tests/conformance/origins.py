@@ -61,7 +61,9 @@ class FsspecMemoryOrigin(Origin):
         return open_connector(self._spec, deadline_s=5, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
-        self._files.pipe_file(f"{self._root}/{path.decode()}", data)
+        name = f"{self._root}/{path.decode()}"
+        self._files.makedirs(name.rpartition("/")[0], exist_ok=True)
+        self._files.pipe_file(name, data)
 
     def delete(self, path: bytes) -> None:
         self._files.rm_file(f"{self._root}/{path.decode()}")

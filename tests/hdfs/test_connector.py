@@ -105,7 +105,7 @@ def test_an_open_body_stays_at_its_version(source: Source) -> None:
 
 
 def test_the_same_length_and_mtime_is_the_same_version(source: Source) -> None:
-    """What docs/stores.md says of versions by time."""
+    """[C-version-time]"""
     source.write("f", b"old")
     version = source.connector.stat(b"f").fingerprint
     source.write("f", b"NEW")

@@ -163,6 +163,8 @@ def test_an_hour_of_readers_costs_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_the_queue_names_are_valid_for_the_sync_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """[C-broken-feed]"""
+
     async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
         await current(master, clock)
         assert await read_all(master) == [1, 1]

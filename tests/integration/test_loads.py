@@ -226,7 +226,7 @@ def test_the_same_long_list_again_updates_the_job_that_runs(
 
 
 def test_a_sync_takes_over_what_changed_and_says_it(node: Node, bucket: Bucket) -> None:
-    """[S-sync-now] `cachefs sync` sees what changed at the origin at once, whatever is fresh; a dry
+    """[S-sync-now] [C-sync] `cachefs sync` sees what changed at once, whatever is fresh; a dry
     run says it and changes nothing."""
     bucket.fill({f"d/{n}": b"1" for n in range(5)})
     mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")

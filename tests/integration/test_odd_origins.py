@@ -156,8 +156,8 @@ def test_what_is_proven_is_read(node: Node, server: ScriptedS3) -> None:
 def test_a_file_that_was_replaced_with_its_size_and_mtime(
     node: Node, tmp_path: Path, change: Change
 ) -> None:
-    """[S-file-versions] It is another inode at the next access, an open handle reads its own
-    version or gets ESTALE, and a sync counts it as replaced."""
+    """[S-file-versions] [C-version-content] It is another inode at the next access, an open
+    handle reads its own version or gets ESTALE, and a sync counts it as replaced."""
     source = tmp_path / "source"
     source.mkdir()
     write_file(source / "f", OLD)

@@ -44,8 +44,8 @@ def read_error(path: Path) -> int:
 
 
 def test_new_replaced_and_deleted_objects(node: Node, bucket: Bucket) -> None:
-    """[S-sync] Within the sync interval new names appear (absent ones too), replaced objects are
-    other inodes with their new bytes, deleted ones are gone."""
+    """[S-sync] [C-interval] Within the sync interval new names appear (absent ones too), replaced
+    objects are other inodes with their new bytes, deleted ones are gone."""
     bucket.fill({"a": b"old", "gone": b"x"})
     mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s")
     assert (mounted / "a").read_bytes() == b"old"
@@ -72,7 +72,7 @@ def test_same_length_replacement_is_seen(node: Node, bucket: Bucket) -> None:
 
 
 def test_an_open_file_never_mixes_versions(node: Node, bucket: Bucket) -> None:
-    """[S-open-handles] An old handle gets its old bytes or ESTALE, never a mix."""
+    """[S-open-handles] [C-open] An old handle gets its old bytes or ESTALE, never a mix."""
     old, new = body(1, 40 * MIB), body(2, 40 * MIB)
     bucket.put("big", old)
     mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s")
@@ -213,7 +213,8 @@ def test_other_failures_are_eio_after_the_deadline_with_one_line(
 def test_the_origin_is_off_and_everything_cached_reads(
     node: Node, bucket: Bucket, proxy: FaultProxy
 ) -> None:
-    """[S-origin-down] After a remount too; what is not cached is EIO after the deadline."""
+    """[S-origin-down] [C-down] After a remount too; what is not cached is EIO after the
+    deadline."""
     files = {**images(12), "big": body(5, 10 * MIB)}
     bucket.fill({**files, "cold": b"never read"})
     mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s", *DEADLINE)

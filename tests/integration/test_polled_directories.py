@@ -125,7 +125,7 @@ def test_an_hour_of_readers_lists_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_that_is_changed_in_place_is_seen_after_the_push_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """[S-push-poll]"""
+    """[S-push-poll] [C-feed-times]"""
 
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await rounds(master, clock)

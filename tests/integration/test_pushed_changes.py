@@ -152,7 +152,7 @@ def pushed(tmp_path: Path, secrets: Path) -> Iterator[tuple[Cluster, S3Server]]:
 
 
 def test_both_nodes_see_a_change_within_a_second(pushed: tuple[Cluster, S3Server]) -> None:
-    """[S-push] The sync interval is an hour."""
+    """[S-push] [C-feed] [C-feed-events] The sync interval is an hour."""
     cluster, server = pushed
     client = server.client()
     client.create_bucket(Bucket="bucket")

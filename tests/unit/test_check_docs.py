@@ -32,6 +32,18 @@ def test_unknown_and_double_ids_are_found() -> None:
     assert "S-gone" in unknown
 
 
+def test_every_sentence_needs_a_test() -> None:
+    page = marked(
+        "| versions | Text. | `{C-one}` |\n| versions | Text. | `{C-one}` |\n| `{C-two}` |"
+    )
+    tests = {"tests/a.py": marked("{C-one}"), "tests/b.py": marked("{C-gone}")}
+    missing, unknown = check_docs.consistency_problems(page, tests)
+    assert missing == marked("consistency.md: no test names {C-two}")
+    assert "tests/b.py" in unknown
+    tests["tests/b.py"] = marked("{C-two}")
+    assert check_docs.consistency_problems(page, tests) == []
+
+
 @pytest.mark.parametrize(
     ("link", "good"),
     [

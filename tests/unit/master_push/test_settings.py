@@ -56,11 +56,14 @@ def test_parts_of_a_setting() -> None:
         ("sqs:https://host/q?x=1", "s3://b"),
         ("sqs:https://host/" + "q" * 3000, "s3://b"),
         (f"sqs:{QUEUE}", "gs://b"),
+        ("webhook:team-a", "az://a/c"),
+        ("poll", "gs://b"),
         ("poll", "s3://b"),
         ("mail:x", "s3://b"),
     ],
 )
 def test_other_feeds_are_refused(push: str, url: str) -> None:
+    """[C-no-feed]"""
     with pytest.raises(BadConfig):
         checked(push, url, S3)
 
