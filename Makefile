@@ -6,7 +6,7 @@ UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --pyth
 TAG = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test image kube coverage check lint format unit bench requirements venv versitygw clean
+.PHONY: help demo stores test image kube coverage check lint format unit bench requirements venv versitygw clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -14,6 +14,12 @@ help: ## this list
 demo: ## a bucket mounted, read cold and warm, killed and mounted again; a cluster (needs root and /dev/fuse)
 	@scripts/bootstrap $$(scripts/versitygw --cached && echo run || echo dev) --fuse "make demo"
 	@$(PY) -m demo.demo
+
+stores: ## a bucket and HDFS side by side on two nodes, changed behind the cache (needs root and /dev/fuse)
+	@scripts/bootstrap dev --fuse "make stores"
+	@scripts/versitygw
+	@scripts/hdfs >/dev/null
+	@$(PY) -m demo.stores
 
 test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make test"

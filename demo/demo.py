@@ -5,26 +5,21 @@ It uses only the command line, and leaves nothing behind, whatever ends it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from typing import Any
 
 from demo import cluster, preload, readers
-from demo.console import DemoFailed, cachefs, expect, header, row, say
+from demo.console import cachefs, expect, header, row, say
 from demo.dataset import Dataset, make_dataset
-from demo.readers import WrongBytes
+from demo.runner import run
 from demo.sandbox import END_LIMIT_S, Sandbox, is_running, wait_until
 from demo.servers import BUCKET, PREFIX, SOURCE, find_versitygw, s3_server, upload
 from demo.survival import Survival
 from tests.services.s3_server import S3Server
 
-DEMO_LIMIT_S = 170
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 KILLS = 3
 
 
@@ -163,37 +158,15 @@ def play(box: Sandbox, real_server: bool) -> None:
         expect(not left, f"processes left at the end: {left}")
 
 
-def stop_on_signals(box: Sandbox) -> None:
-    """Installs a handler for Ctrl-C, other signals and the time limit. It kills all processes
-    first, so that no command waits for their replies, and then cleans up."""
-
-    def stop(number: int, frame: object) -> None:
-        for other in STOPS:
-            signal.signal(other, signal.SIG_IGN)
-        box.kill(box.processes())
-        name = "took too long" if number == signal.SIGALRM else signal.Signals(number).name
-        print(f"demo stopped: {name}", file=sys.stderr)
-        raise SystemExit(128 + number)
-
-    for number in STOPS:
-        signal.signal(number, stop)
-    signal.alarm(DEMO_LIMIT_S)
-
-
 def main() -> int:
     """Runs the demo; exit status 1 if a check failed. Removes everything in any case."""
     started = time.monotonic()
     real_server = find_versitygw()
-    box = Sandbox()
-    with contextlib.closing(box):
-        stop_on_signals(box)
-        try:
-            play(box, real_server)
-        except (DemoFailed, WrongBytes, RuntimeError, subprocess.TimeoutExpired) as err:
-            print(f"demo failed: {err}", file=sys.stderr)
-            return 1
-    say(f"Every byte was checked. Took {time.monotonic() - started:.0f} s; nothing is left behind.")
-    return 0
+    code = run(lambda box: play(box, real_server))
+    if code == 0:
+        took_s = time.monotonic() - started
+        say(f"Every byte was checked. Took {took_s:.0f} s; nothing is left behind.")
+    return code
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ REFUSED: Final = {  # at once, with the words of the page; what else starts so s
     r"worker --master 192\.0\.2\.2:19998 ": "is reached from no other machine",
 }
 ALONE: Final = ("top", "health", "status", "doctor", "jobs", "workers", "down")
-DEMO: Final = re.compile("<!-- demo output: begin -->.*<!-- demo output: end -->", re.DOTALL)
+DEMO: Final = re.compile(r"<!-- (\w+) output: begin -->.*?<!-- \1 output: end -->", re.DOTALL)
 SUBPROCESS: Final = ("mount s", "mount f", "mount c", "up", "umount", "down")
 JOBS: Final = ("jobs stop", "jobs resume", "jobs forget")
 CLUSTERS: Final = ("ufs", "workers", "location", "fsck", "up", "down")
@@ -71,7 +71,7 @@ MAY_FAIL: Final = {"health": {0, 1, 2}, "doctor": {0, 1}, "status": {0}}
 
 
 def documented() -> list[Line]:
-    """Each line once, the helps first; without the README's demo, which `make demo` runs."""
+    """Each line once, the helps first; without the output of the demos in the README."""
     text = (ROOT / "README.md").read_text()
     readme = in_text(DEMO.sub("", text), "README.md")
     found: dict[str, Line] = {}

@@ -247,10 +247,13 @@ def format_name_node(command: list[str], log: Path) -> None:
 
 
 @contextlib.contextmanager
-def hdfs_cluster(directory: Path, datanodes: int = 2) -> Iterator[HdfsCluster]:
-    """A cluster whose state is below `directory`. It has the user of the tests as superuser."""
+def hdfs_cluster(
+    directory: Path, datanodes: int = 2, libraries: Path | None = None
+) -> Iterator[HdfsCluster]:
+    """A cluster whose state is below `directory`. It has the user of the tests as superuser.
+    `libraries`: the folder of the jars; None: that of this user."""
     port, web_port = free_port(), free_port()
-    libraries = jars()
+    libraries = libraries or jars()
     core = {"fs.defaultFS": f"hdfs://{ADDRESS}:{port}"}
     hdfs = common_properties(login(), directory / "tmp") | {
         "dfs.namenode.rpc-address": f"{ADDRESS}:{port}",

@@ -30,6 +30,14 @@ def binary() -> str:
     )
 
 
+def post_events(server: S3Server, url: str) -> None:
+    """Starts a server again, which posts its events to `url` from then on."""
+    server.stop()
+    at = server.command.index("--quiet")
+    server.command[at:at] = ["--event-webhook-url", url]
+    server.start()
+
+
 @contextlib.contextmanager
 def versitygw(
     directory: Path,
