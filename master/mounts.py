@@ -324,6 +324,9 @@ def _row(mount: Mount) -> UfsRow:
         mount.pushed,
         mount.pushed_at,
         mount.record.push_interval_s,
+        mount.walks.last_at,
+        mount.walks.next_at,
+        mount.walks.error,
     )
 
 

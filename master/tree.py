@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
 from connectors.base import Connector
+from master.state.background import WalkStatus
 from master.state.freshness import valid_for
 from master.state.health import OriginHealth
 from master.state.records import MountRecord, name_of
@@ -37,6 +38,7 @@ class Mount:
     pushed: int = 0  # events of the store
     pushed_at: float = 0.0  # the time of the last one
     trusted_since: float | None = None  # every change since then was reported, or None
+    walks: WalkStatus = field(default_factory=WalkStatus)  # in the background
 
     def __post_init__(self) -> None:
         self.key = self.record.source.key
@@ -54,6 +56,7 @@ class Mount:
             "sync_interval_s": self.interval_s,
             "pushed": self.pushed,
             "pushed_at": self.pushed_at,
+            **self.walks.status(),
             **self.health.status(),
         }
 

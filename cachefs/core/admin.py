@@ -128,6 +128,9 @@ class Source(Answer, frozen=True):
     pushed: int = 0
     pushed_at: float = 0.0
     push_interval_s: float = PUSH_INTERVAL_S
+    background_last_at: float = 0.0
+    background_next_at: float = 0.0
+    background_error: str = ""
 
     @classmethod
     def of(cls, row: c.UfsRow) -> Source:
@@ -142,6 +145,9 @@ class Source(Answer, frozen=True):
             row.pushed,
             row.pushed_at,
             row.push_interval_s,
+            row.background_last_at,
+            row.background_next_at,
+            row.background_error,
         )
 
     def row(self) -> c.UfsRow:
@@ -155,6 +161,9 @@ class Source(Answer, frozen=True):
             self.pushed,
             self.pushed_at,
             self.push_interval_s,
+            self.background_last_at,
+            self.background_next_at,
+            self.background_error,
         )
 
 

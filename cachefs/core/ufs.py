@@ -87,6 +87,9 @@ class UfsRow(msgspec.Struct, frozen=True):
     pushed: int = 0  # events since the master's start
     pushed_at: float = 0.0  # of the last one, wall clock seconds
     push_interval_s: float = PUSH_INTERVAL_S  # how long names are valid while events come
+    background_last_at: float = 0.0  # last complete background sync's begin, wall clock seconds
+    background_next_at: float = 0.0  # 0: none is due
+    background_error: str = ""  # of the last one
 
 
 class UfsTable(Message, frozen=True):
