@@ -89,7 +89,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "background_listings",
         Type.COUNT,
         10,
-        "Most directory listings a second, per source, that background syncs ask of an origin.",
+        "Most directory listings a second that background syncs request of each origin.",
         minimum=1,
         commands=("mount", "master"),
     ),

@@ -359,7 +359,7 @@ class Run:
             return Where(self._tree.directory(names, ino), ino, above, name)
 
     def _has_names(self, where: Where) -> bool:
-        """Returns whether the store has names of a directory, or was told that it has none."""
+        """Returns whether the store has names of a directory, or the origin listed it as empty."""
         assert where.ino is not None, "only a dry run is where the namespace knows nothing"
         with self._store.snapshot() as reader:
             names = Names(reader)

@@ -1,4 +1,4 @@
-"""The rate at which one source is asked for listings. Pure."""
+"""The rate of the listings of one source. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Background syncs of a master: what is seen without an access, what is asked and written, what is
-shown, and what ends a walk. The store of the origin is versitygw, or memory where it must fail."""
+"""Background syncs of a master: what is seen without an access, what is requested and written,
+what is shown, and what ends a walk. The store of the origin is versitygw; memory, where the origin
+must fail."""
 
 from __future__ import annotations
 
@@ -145,14 +146,14 @@ def test_a_change_at_a_store_is_seen_without_an_access(
             client.put_object(Bucket="bucket", Key="new/4", Body=b"4")
             clock.now += HOUR_S
             await until(lambda: status_of(master)["background_walks"] == 3)
-            assert master.position > position, "clients hear of it without having asked"
+            assert master.position > position, "an event announces it"
             assert status_of(master)["background_changes"] == 3
             assert master.status()["listings"] == listings + 3, "only where something changed"
             stats = master.status()["stats"]
             assert (await inode_of(master, b"/data/b/c/3")).size == 6
             assert (await master.resolve(b"/data/a/2")).inode is None
             assert (await inode_of(master, b"/data/new")).size == 0
-            assert master.status()["stats"] == stats, "no access asks the store"
+            assert master.status()["stats"] == stats, "no access sends a request"
 
     run(work())
 

@@ -143,7 +143,7 @@ def test_a_walk_ends_with_its_rule_and_with_its_source() -> None:
         assert not it.saved
 
 
-def test_a_walk_that_was_ended_is_no_failure_of_the_rule_that_came_back() -> None:
+def test_a_stopped_walk_is_no_failure_of_the_same_rule_set_again() -> None:
     it = Plan()
     it.rules((A, b"a"))
     it.rules()
