@@ -50,6 +50,7 @@ CLUSTER = (
     "load_million",
     "load_kill",
     "unordered_listing",
+    "first_sync",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 

@@ -6,14 +6,17 @@ An object beyond these bounds must not make its directory unreadable.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
 
 NS: Final = 10**9
 MAX_FILE_BYTES: Final = (1 << 63) - 1  # the largest file offset
 MAX_TIME_S: Final = ((1 << 63) - 1) // NS  # April of 2262; the earliest is in September of 1677
+MAX_TIME_NS: Final = MAX_TIME_S * NS
 UNKNOWN_NS: Final = 0  # the time of an object whose time cannot be parsed
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND: Final = timedelta(seconds=1)
 _MONTHS: Final = (
     "Jan", "Feb", "Mar", "Apr", "May", "Jun",
     "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
@@ -23,13 +26,16 @@ _HTTP_DATE: Final = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d
 
 def clamped_ns(time_ns: int) -> int:
     """Returns the nearest time that can be stored."""
-    return max(-MAX_TIME_S * NS, min(time_ns, MAX_TIME_S * NS))
+    if -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
+        return time_ns
+    return MAX_TIME_NS if time_ns > 0 else -MAX_TIME_NS
 
 
 def whole_seconds_ns(time: datetime) -> int:
     """Returns a time without its fraction of a second. A time without a zone is in UTC."""
-    whole = time.replace(microsecond=0, tzinfo=time.tzinfo or UTC)
-    return clamped_ns(int(whole.timestamp()) * NS)
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return clamped_ns((time - _EPOCH) // _SECOND * NS)
 
 
 def parse_http_date(text: str, unknown_ns: int = UNKNOWN_NS) -> int:

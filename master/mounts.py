@@ -54,6 +54,7 @@ class MountTable:
         sync: Syncer,
         lookup: Lookup,
         clock: Callable[[], float],
+        feeds: Feeds,
     ) -> None:
         """Adds the recorded sources to the table; they are unavailable until `attach`."""
         self._store = store
@@ -62,7 +63,7 @@ class MountTable:
         self._lookup = lookup
         self._clock = clock
         self._changing = asyncio.Lock()
-        self.feeds = Feeds(store, tree, sync, clock)
+        self._feeds = feeds
         self._tree.add(_void())
         with store.snapshot() as reader:
             names = Names(reader)
@@ -159,7 +160,7 @@ class MountTable:
             self._sync.spawn(self._close_former(mount, former))
         self._tree.forget_paths()
         self._sync.wake()
-        self.feeds.follow()
+        self._feeds.follow()
 
     async def _close_former(self, mount: Mount, former: Connector) -> None:
         """Waits a bounded time for requests to a former connector, and closes it."""
@@ -202,7 +203,7 @@ class MountTable:
             self._tree.load_held(Names(reader))
         self._sync.directories_removed()
         self._sync.wake()
-        self.feeds.follow()
+        self._feeds.follow()
 
     async def _empty_root(self) -> None:
         """Removes the entries of an earlier source at "/", unless "/" has a source now."""
@@ -252,7 +253,7 @@ class MountTable:
 
     async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
         """See `Master.look_again`."""
-        await self.feeds.accept(self.at(path), names)
+        await self._feeds.accept(self.at(path), names)
 
     # ---- at a start ------------------------------------------------------------------------------
 
@@ -264,7 +265,7 @@ class MountTable:
 
     async def check(self, within_s: float) -> list[str]:
         """See `Master.check_sources`."""
-        self.feeds.load()
+        self._feeds.load()
         mounts = self._tree.mounts()
         asked = {m: self._sync.spawn(self._check(m), m) for m in mounts}
         if asked:
@@ -317,6 +318,9 @@ def _row(mount: Mount) -> UfsRow:
         mount.record.push_interval_s,
         mount.feed.current_at,
         mount.feed.error,
+        mount.walks.last_at,
+        mount.walks.next_at,
+        mount.walks.error,
     )
 
 

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,7 @@ from cachefs.core.services import (
 from connectors.base import Connector
 from master import walk
 from master.answers import Answers
+from master.background.service import BackgroundSyncs
 from master.directories import Directories
 from master.events import EventStream
 from master.jobs.job_context import JobContext
@@ -57,6 +58,7 @@ from master.mounts import VOID_INTERVAL_S, MountTable, OpenConnector
 from master.origins.syncer import Syncer
 from master.policies import Policies
 from master.probes import Probes
+from master.push.feeds import Feeds
 from master.state.records import MountRecord
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
@@ -89,13 +91,16 @@ class Master:
         self._sync = Syncer(store, self._tree, clock, self._events.wake)
         self._answers = Answers(store, self._tree, self._sync, clock)
         self._directories = Directories(store, self._tree, self._sync, clock)
-        self._mounts = MountTable(store, self._tree, self._sync, self._answers.lookup, clock)
         self._policies = Policies(
             store, self._tree, self._meta.namespace, time.monotonic, others_gave=others_gave
         )
         self._policies.on_change = self._policies_changed
         self._locations = Locations(store, self._tree, self._meta.namespace, self._policies)
         self._syncs = Syncs(store, self._tree, self._sync, self._events.position)
+        self.background = BackgroundSyncs(store, self._tree, self._sync, self._policies.table)
+        feeds = Feeds(store, self._tree, self._sync, clock, self.background.request)
+        lookup = self._answers.lookup
+        self._mounts = MountTable(store, self._tree, self._sync, lookup, clock, feeds)
         self.on_policies: Callable[[], None] = lambda: None  # called when policies change
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
@@ -184,7 +189,8 @@ class Master:
         )
 
     def start_probes(self) -> None:
-        """Starts periodic checks of the origins, so that `status` reports their health."""
+        """Starts background syncs and periodic checks of the origins, which `status` reports."""
+        self.background.start()
         self._probes = self._probes or Probes(
             self._tree, self._clock, self._directory, lambda: self._store.failure
         )
@@ -199,6 +205,7 @@ class Master:
             await self._probes.close()
         await self.load_jobs.close()
         self._syncs.close()
+        self.background.close()
         self._events.close()
         await self._sync.close()
         await self._mounts.close()
@@ -368,8 +375,8 @@ class Master:
             inode = (await self.resolve(path)).inode
             if inode is None:
                 raise NotFound("no such file or directory", path=shown(path))
-            if policy.sync_interval_s is not None and inode.kind is not Kind.DIRECTORY:
-                raise BadConfig("a sync_interval is a directory's", path=shown(path))
+            if policy.is_of_directory and inode.kind is not Kind.DIRECTORY:
+                raise BadConfig("a sync policy is a directory's", path=shown(path))
         return await self._policies.change(path, policy, unset)
 
     def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -456,14 +463,7 @@ class Master:
 
 if TYPE_CHECKING:
 
-    def _is_the_service(master: Master) -> MetadataService:
-        return master
+    class _All(MetadataService, PolicyService, SyncService, JobService, Protocol): ...
 
-    def _has_policies(master: Master) -> PolicyService:
-        return master
-
-    def _has_syncs(master: Master) -> SyncService:
-        return master
-
-    def _has_jobs(master: Master) -> JobService:
+    def _is_all(master: Master) -> _All:
         return master

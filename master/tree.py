@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
 from connectors.base import Connector
+from master.state.background import WalkStatus
 from master.state.feed_state import FeedState
 from master.state.freshness import valid_for
 from master.state.health import OriginHealth
@@ -37,6 +38,7 @@ class Mount:
     health: OriginHealth = field(default_factory=OriginHealth)
     key: str = ""  # of the UFS
     feed: FeedState = field(default_factory=FeedState)
+    walks: WalkStatus = field(default_factory=WalkStatus)  # in the background
 
     def __post_init__(self) -> None:
         self.key = self.record.source.key
@@ -56,6 +58,7 @@ class Mount:
             "pushed_at": self.feed.reported_at,
             "feed_current_at": self.feed.current_at,
             "feed_error": self.feed.error,
+            **self.walks.status(),
             **self.health.status(),
         }
 

@@ -132,6 +132,9 @@ class Source(Answer, frozen=True):
     push_interval_s: float = PUSH_INTERVAL_S
     feed_current_at: float = 0.0
     feed_error: str = ""
+    background_last_at: float = 0.0
+    background_next_at: float = 0.0
+    background_error: str = ""
 
     @classmethod
     def of(cls, row: c.UfsRow) -> Source:
@@ -148,6 +151,9 @@ class Source(Answer, frozen=True):
             row.push_interval_s,
             row.feed_current_at,
             row.feed_error,
+            row.background_last_at,
+            row.background_next_at,
+            row.background_error,
         )
 
     def row(self) -> c.UfsRow:
@@ -163,6 +169,9 @@ class Source(Answer, frozen=True):
             self.push_interval_s,
             self.feed_current_at,
             self.feed_error,
+            self.background_last_at,
+            self.background_next_at,
+            self.background_error,
         )
 
 

@@ -17,6 +17,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.units import FOREVER_S, format_duration, format_size, parse_duration, parse_size
 
 MIN_TTL_S: Final = 1.0
+MIN_SYNC_BACKGROUND_S: Final = 1.0
 TTL_LATE_S: Final = 10.0  # longest delay after the TTL until a file is freed
 PERMISSION_S: Final = 8.0  # how long a worker may use a permission to evict
 # How long `pin` waits: until then all earlier permissions have expired, and evictions that began
@@ -33,7 +34,8 @@ EVICTIONS: Final = ("sieve", "lru")
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy set at one path; None: not set. `ttl_s`: since the last fill, FOREVER_S: never
     expires. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never syncs again. `replicas`:
-    workers that own each block. `local_copy`: of blocks that other workers own."""
+    workers that own each block. `local_copy`: of blocks that other workers own.
+    `sync_background_s`: 0 is none."""
 
     pin: bool | None = None
     ttl_s: float | None = None
@@ -45,6 +47,11 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: int | None = None
     local_copy: str | None = None
     eviction: str | None = None
+    sync_background_s: float | None = None
+
+    @property
+    def is_of_directory(self) -> bool:
+        return self.sync_interval_s is not None or self.sync_background_s is not None
 
     @property
     def says_nothing(self) -> bool:
@@ -53,7 +60,13 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _NOTHING: Final = Policy()
 DEFAULTS: Final = Policy(
-    pin=False, ttl_s=FOREVER_S, ttl_action=FREE, quota_bytes=0, replicas=1, local_copy=AUTO
+    pin=False,
+    ttl_s=FOREVER_S,
+    ttl_action=FREE,
+    quota_bytes=0,
+    replicas=1,
+    local_copy=AUTO,
+    sync_background_s=0.0,
 )
 PROFILES: Final[Mapping[str, Policy]] = {
     "train-read": Policy(admission="fill", sync_interval_s=3600.0),
@@ -205,6 +218,14 @@ def _interval(text: str) -> float:
     return FOREVER_S if text == "never" else parse_duration(text)
 
 
+def _background(text: str) -> float:
+    seconds = 0.0 if text == "none" else parse_duration(text)
+    if text != "none" and seconds < MIN_SYNC_BACKGROUND_S:
+        remedy = "write it as 1h or none"
+        raise BadConfig(f"bad sync_background {text!r}: at least 1s", remedy=remedy)
+    return seconds
+
+
 def _duration(seconds: float) -> str:
     if seconds >= 86400 and seconds % 86400 == 0:
         return f"{seconds / 86400:g}d"
@@ -221,6 +242,11 @@ _KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]
     "admission": ("admission", _one_of("admission", ADMISSIONS), str),
     "eviction": ("eviction", _one_of("eviction", EVICTIONS), str),
     "sync_interval": ("sync_interval_s", _interval, _duration),
+    "sync_background": (
+        "sync_background_s",
+        _background,
+        lambda value: _duration(value) if value else "none",
+    ),
     "profile": ("profile", _one_of("profile", tuple(PROFILES)), str),
 }
 KEYS: Final = tuple(_KEYS)
@@ -257,11 +283,16 @@ def check(policy: Policy) -> None:
         "admission": policy.admission not in (None, *ADMISSIONS),
         "eviction": policy.eviction not in (None, *EVICTIONS),
         "sync_interval": not _is_span(policy.sync_interval_s, 0.0),
+        "sync_background": not _is_background(policy.sync_background_s),
         "profile": policy.profile not in (None, *PROFILES),
     }
     for key, is_wrong in wrong.items():
         if is_wrong:
             raise BadConfig(f"bad {key}: {getattr(policy, _KEYS[key][0])!r}")
+
+
+def _is_background(seconds: float | None) -> bool:
+    return not seconds or MIN_SYNC_BACKGROUND_S <= seconds < float("inf")
 
 
 def _is_span(seconds: float | None, least_s: float) -> bool:

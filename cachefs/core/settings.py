@@ -86,6 +86,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=SOURCE_COMMANDS,
     ),
     Setting(
+        "background_listings",
+        Type.COUNT,
+        10,
+        "Most directory listings a second that background syncs request of each origin.",
+        minimum=1,
+        commands=("mount", "master"),
+    ),
+    Setting(
         "allow_other", Type.SWITCH, None, "Let other users see the mount.", "yes for root, else no"
     ),
     Setting("uid", Type.ID, -1, "Owner of files if the origin has none.", "the mounting user"),

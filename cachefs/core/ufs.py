@@ -90,6 +90,9 @@ class UfsRow(msgspec.Struct, frozen=True):
     push_interval_s: float = PUSH_INTERVAL_S  # how long names are valid while changes are reported
     feed_current_at: float = 0.0  # every change until then was reported; wall clock seconds
     feed_error: str = ""  # why changes are not reported now
+    background_last_at: float = 0.0  # last complete background sync's begin, wall clock seconds
+    background_next_at: float = 0.0  # 0: none is due
+    background_error: str = ""  # of the last one
 
 
 class UfsTable(Message, frozen=True):

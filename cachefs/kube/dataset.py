@@ -49,6 +49,7 @@ class Policies(msgspec.Struct, frozen=True, rename="camel"):
     admission: str | None = None
     eviction: str | None = None
     local_copy: str | None = None
+    sync_background: str | None = None
     profile: str | None = None
 
 
@@ -196,6 +197,7 @@ def _policy(spec: Spec) -> Policy:
             ("ttl", given.ttl),
             ("quota", given.quota),
             ("sync_interval", spec.sync_interval),
+            ("sync_background", given.sync_background),
         )
         if value is not None
     )

@@ -56,7 +56,9 @@ WORKER = "local"  # id of the only worker
 class Source:
     """An attached source: its master, its connector, the lock on its state directory."""
 
-    def __init__(self, spec: UfsSpec, directory: Path, deadline_s: float) -> None:
+    def __init__(
+        self, spec: UfsSpec, directory: Path, deadline_s: float, background_listings: int
+    ) -> None:
         self.spec = spec
         self.directory = directory
         self.meter = Meter()
@@ -66,6 +68,7 @@ class Source:
         self.warning = ""
         self.master: Master
         self._deadline_s = deadline_s
+        self._background_listings = background_listings
         self._loader: Loader | None = None
 
     async def open(self, sync_interval_s: float) -> None:
@@ -82,6 +85,7 @@ class Source:
                 sync_interval_s,
             )
             self.master.limit_waits(self._deadline_s)
+            self.master.background.listings_per_s = self._background_listings
             self.master.on_policies = self._write_pins
             self._write_pins()
             try:
@@ -146,12 +150,18 @@ class EmbeddedSources:
     """The sources of this server (`cachefs.core.services.SourceServices`)."""
 
     def __init__(
-        self, home: StateHome, deadline_s: float, pointer: Pointer, cache_dir: str
+        self,
+        home: StateHome,
+        deadline_s: float,
+        pointer: Pointer,
+        cache_dir: str,
+        background_listings: int = 10,
     ) -> None:
         self._home = home
         self._cache_dir = cache_dir
         self._deadline_s = deadline_s
         self._pointer = pointer
+        self._background_listings = background_listings
         self._by_key: dict[str, asyncio.Task[Source]] = {}
         self._open: dict[NamespaceId, Source] = {}
         self._cache: CacheLoading | None = None
@@ -194,7 +204,8 @@ class EmbeddedSources:
 
     async def _open_source(self, spec: UfsSpec, sync_interval_s: float) -> Source:
         directory = self._home.source_dir(spec)
-        source = await asyncio.to_thread(Source, spec, directory, self._deadline_s)
+        limits = self._deadline_s, self._background_listings
+        source = await asyncio.to_thread(Source, spec, directory, *limits)
         await source.open(sync_interval_s)
         try:
             write_pointer(directory, self._pointer)
@@ -311,7 +322,9 @@ async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
     directory = home.source_dir(spec.source)
     socket_path = directory / "server.sock"
     pointer = Pointer(str(socket_path), os.getpid())
-    sources = EmbeddedSources(home, spec.origin_deadline_s, pointer, spec.cache_dir)
+    sources = EmbeddedSources(
+        home, spec.origin_deadline_s, pointer, spec.cache_dir, spec.background_listings
+    )
     try:
         source = await sources.open(spec.source, spec.sync_interval_s)
         worker = await _start_worker(spec, sources)

@@ -96,6 +96,7 @@ class Process:
             master = await asyncio.to_thread(Master.open_empty, self._spec.store_dir)
             try:
                 master.limit_waits(self._spec.origin_deadline_s)
+                master.background.listings_per_s = self._spec.background_listings
                 await self._serve(master, own, accepted, ready, stop)
             finally:
                 await master.close()

@@ -1,4 +1,4 @@
-"""The pages of ListObjectsV2: strict and fast parsing (5 us a key), conversion to entries. Pure.
+"""The pages of ListObjectsV2: strict and fast parsing (4 us a key), conversion to entries. Pure.
 
 An object whose size no file can have is hidden and counted, like a key that no file system can
 show. A time out of bounds is clamped; a time that cannot be parsed becomes the Unix epoch.

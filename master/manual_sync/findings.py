@@ -48,6 +48,7 @@ class Findings:
         self._passed_over = passed_over
         self._differences = Differences()
         self.subdirectories = Subdirectories()
+        self.names = 0  # compared
 
     def saw(self, compared: Compared) -> None:
         if self._over():
@@ -59,6 +60,7 @@ class Findings:
             differences = _all_added(compared)
         gone = sum(change.entry is None for change in compared.changes)
         names = len(compared.entries) + len(compared.late) + gone
+        self.names += names
         self._tell(counted(names, changes_in(self._path, differences)))
         tell_below(self._store, self._path, compared, self._tell, self._over)
         if self._passed_over is not None:
@@ -66,9 +68,31 @@ class Findings:
 
     def _collect(self, compared: Compared, came: set[bytes]) -> None:
         assert self._passed_over is not None
-        for key, entry in compared.entries:
-            if key.endswith(b"/") and entry.name not in self._passed_over:
-                self.subdirectories.add(entry.name, entry.name in came)
+        for name in directories_in(compared, self._passed_over):
+            self.subdirectories.add(name, name in came)
+
+
+class Glance:
+    """Whether a directory differs from its origin; a `master.origins.lister.Watcher`, too."""
+
+    def __init__(self, passed_over: frozenset[bytes]) -> None:
+        self._passed_over = passed_over
+        self.subdirectories = Subdirectories()
+        self.differs = False
+        self.names = 0  # compared
+
+    def saw(self, compared: Compared) -> None:
+        self.differs = self.differs or bool(compared.changes)
+        self.names += len(compared.entries) + len(compared.late)
+        for name in directories_in(compared, self._passed_over):
+            self.subdirectories.add(name, False)
+
+
+def directories_in(compared: Compared, passed_over: frozenset[bytes]) -> Iterator[bytes]:
+    """Yields the names of the origin's directories in a part."""
+    for key, entry in compared.entries:
+        if key.endswith(b"/") and entry.name not in passed_over:
+            yield entry.name
 
 
 def _all_added(compared: Compared) -> list[Difference]:

@@ -1,4 +1,4 @@
-"""The dry-run comparison of one directory with its origin; it blocks and runs in a thread."""
+"""The comparison of one directory with its origin, without writes; it blocks, for a thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cachefs.core.errors import Stale
+from connectors.base import Page
 from master.origins.lister import Watcher, listed
 from master.state.merge import Batch, Pages
 from master.store.base import Store
@@ -17,9 +18,14 @@ from master.tree import Place
 STORED_AT_ONCE: Final = 4000
 
 
+def at_once(page: Page) -> None:
+    """The pace of a preview that an operator waits for."""
+
+
 class Preview:
     """The dry run of one directory. `ino` is None if the store does not have the directory. `over`
-    returns whether the sync has ended; the run then raises Stale."""
+    returns whether the sync has ended; the run then raises Stale. `pace` is called after each page
+    and may wait."""
 
     def __init__(
         self,
@@ -32,6 +38,7 @@ class Preview:
         computing: threading.Lock,
         *,
         may_be_absent: bool,
+        pace: Callable[[Page], None] = at_once,
     ) -> None:
         """Shares the lock `computing` with all previews: several threads that compute at once
         would hold the interpreter lock and delay the event loop."""
@@ -43,6 +50,7 @@ class Preview:
         self._over = over
         self._computing = computing
         self._may_be_absent = may_be_absent
+        self._pace = pace
         self.empty = True  # the listing had no name
 
     def run(self) -> None:
@@ -54,6 +62,7 @@ class Preview:
                 raise Stale("the comparison was ended")
             self.empty = self.empty and not (page.entries or page.hidden)
             self._compare(pages.add(page.entries, page.hidden), asked_at)
+            self._pace(page)
         self._compare(pages.end(), asked_at)
 
     def _compare(self, batch: Batch, asked_at: float) -> None:

@@ -2,7 +2,9 @@
 
 Several directories are compared at a time, the ones found last first. The queue is therefore only
 one list of names per level. A real sync uses normal listings (`Syncer.list_anew`): their changes
-are written, announced and also counted here. A dry run only reads.
+are written, announced and also counted here. A dry run only reads. A background sync (one with a
+`Pace`) reads first, and writes only where it finds a difference. It enters no directory of which
+the store has no name: nothing there can be out of date.
 All methods belong to one event loop.
 """
 
@@ -11,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from typing import Final, NamedTuple
+from contextlib import AbstractAsyncContextManager
+from typing import Final, NamedTuple, Protocol
 
 from cachefs.core.errors import CacheFSError, NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO, Kind
 from cachefs.core.syncs import ChangeKind
-from master.manual_sync.findings import Findings, changes_in, tell_below
-from master.manual_sync.preview import Preview
+from connectors.base import Page
+from master.manual_sync.findings import Findings, Glance, changes_in, tell_below
+from master.manual_sync.preview import Preview, at_once
 from master.manual_sync.report import Found, Report, counted
 from master.origins.lister import Watcher
 from master.origins.syncer import PROGRESS_WAIT_S, Syncer
@@ -56,9 +60,20 @@ class Level(NamedTuple):
     names: Subdirectories
 
 
+class Pace(Protocol):
+    """The pace of a background sync."""
+
+    def page(self, page: Page) -> None:
+        """Counts a page that was compared and waits, in a thread, until the next may be."""
+
+    def charge(self, names: int) -> None:
+        """Counts names that were listed without `page`."""
+
+
 class Run:
     """A sync in progress. All syncs share `turns`, which limits the directories in flight, and
-    `computing`, the lock that lets only one of their threads compute at a time."""
+    `computing`, the lock that lets only one of their threads compute at a time. `pace` makes it a
+    background sync, and `left_out` names the paths of the namespace which that does not enter."""
 
     def __init__(
         self,
@@ -66,8 +81,10 @@ class Run:
         store: Store,
         tree: Tree,
         syncer: Syncer,
-        turns: asyncio.Semaphore,
+        turns: AbstractAsyncContextManager[None],
         computing: threading.Lock,
+        pace: Pace | None = None,
+        left_out: frozenset[bytes] = frozenset(),
     ) -> None:
         self._report = report
         self._computing = computing
@@ -75,6 +92,9 @@ class Run:
         self._tree = tree
         self._syncer = syncer
         self._turns = turns
+        self._pace = pace
+        self._left_out = left_out
+        self._at_once = 1 if pace else AT_ONCE
         self._loop = asyncio.get_running_loop()
         self._levels: list[Level] = []
         self._down: Counter[Mount] = Counter()
@@ -102,6 +122,8 @@ class Run:
             if known is not None and (known.above is None or not is_last):
                 where = known
                 continue
+            if known is None and self._pace is not None:
+                return None
             kind, new = await self._compare_name(where, name)
             if kind is Kind.DIRECTORY:
                 below = known or self._child(where, name, new=new)
@@ -120,9 +142,10 @@ class Run:
         """Compares one name that is not held; returns its origin's kind and whether it is new.
         `found`: the name was already found and reported as a directory. Raises NotFound if the name
         is neither at the origin nor in the store."""
-        if self._report.dry_run:
+        if self._report.dry_run or self._pace is not None:
             kind, compared = await self._ask(above, name)
-            return await self._judge(above, name, kind, compared, found=found)
+            if self._report.dry_run or not compared.changes:
+                return await self._judge(above, name, kind, compared, found=found)
         kind, compared = await self._stat(above, name)
         try:
             return await self._judge(above, name, kind, compared, found=found)
@@ -177,7 +200,7 @@ class Run:
             for task in done:
                 if (level := task.result()) is not None:
                     self._levels.append(level)
-            while len(running) < AT_ONCE and (where := self._next()) is not None:
+            while len(running) < self._at_once and (where := self._next()) is not None:
                 running.add(self._begin(where))
                 await asyncio.sleep(0)
 
@@ -194,7 +217,9 @@ class Run:
             name, new = waiting
             above = level.where
             place = above.place._replace(path=above.place.of(name))
-            return Where(place, None, above, name, above.new or new)
+            where = Where(place, None, above, name, above.new or new)
+            if not self._left_out or where.path not in self._left_out:
+                return where
         return None
 
     async def _look_into(self, where: Where) -> Level | None:
@@ -208,6 +233,8 @@ class Run:
                     if child is None:  # it was removed after it was found
                         return None
                     where = child
+                if self._pace is not None and not self._has_names(where):
+                    return None
                 if self._down[where.place.mount] >= MAX_DOWN:
                     return None
                 return await self._compare(where)
@@ -227,7 +254,7 @@ class Run:
             passed_over=held if report.recursive else None,
         )
         try:
-            empty = await (self._preview if report.dry_run else self._list)(where, findings)
+            empty = await self._look_at(where, findings, held)
         except (NotFound, NotADirectory, Stale):
             if where.above is None:
                 raise
@@ -244,6 +271,36 @@ class Run:
             findings.subdirectories.add(name, False)
         return Level(where, findings.subdirectories)
 
+    async def _look_at(self, where: Where, findings: Findings, held: frozenset[bytes]) -> bool:
+        """Compares a directory; returns whether its listing was empty."""
+        if self._report.dry_run:
+            return await self._preview(where, findings)
+        if self._pace is not None:
+            empty = await self._glance(where, findings, held)
+            if empty is not None:
+                return empty
+        empty = await self._list(where, findings)
+        if self._pace is not None:
+            self._pace.charge(findings.names)
+        return empty
+
+    async def _glance(
+        self, where: Where, findings: Findings, held: frozenset[bytes]
+    ) -> bool | None:
+        """Compares a directory without writing, up to the first difference. Returns whether its
+        listing was empty; None if there is a difference."""
+        glance = Glance(held)
+        try:
+            empty = await self._preview(where, glance, glance)
+        except Stale:
+            if not glance.differs:
+                raise
+        if glance.differs:
+            return None
+        self._report.add(counted(glance.names, ()))
+        findings.subdirectories = glance.subdirectories
+        return empty
+
     async def _list(self, where: Where, watcher: Watcher) -> bool:
         """Lists a directory and writes the result; returns whether the listing was empty."""
         assert where.ino is not None, "only a dry run is where the namespace knows nothing"
@@ -254,18 +311,24 @@ class Run:
             raise listing.error
         return listing.empty
 
-    async def _preview(self, where: Where, watcher: Watcher) -> bool:
+    async def _preview(self, where: Where, watcher: Watcher, glance: Glance | None = None) -> bool:
         """Lists a directory without writing; returns whether the listing was empty."""
         mount = where.place.mount
+
+        def over() -> bool:
+            found = glance is not None and glance.differs
+            return found or self._is_over() or self._tree.root(mount.root) is not mount
+
         preview = Preview(
             self._store,
             where.place,
             where.ino,
             watcher,
             lambda: self._syncer.now,
-            lambda: self._is_over() or self._tree.root(mount.root) is not mount,
+            over,
             self._computing,
             may_be_absent=where.above is None and where.ino != mount.root,
+            pace=at_once if self._pace is None else self._pace.page,
         )
         await self._syncer.spawn(self._syncer.in_thread(preview.run), mount)
         return preview.empty
@@ -294,6 +357,15 @@ class Run:
                 return None
             ino = stored.inode.ino
             return Where(self._tree.directory(names, ino), ino, above, name)
+
+    def _has_names(self, where: Where) -> bool:
+        """Returns whether the store has names of a directory, or the origin listed it as empty."""
+        assert where.ino is not None, "only a dry run is where the namespace knows nothing"
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            if names.directory(where.ino) is not None:
+                return True
+            return bool(names.raw_children(where.ino, b"", None, 1))
 
     def _child(self, above: Where, name: bytes, *, new: bool) -> Where | None:
         """Returns a directory that was found at the origin. If the store lacks it: None in a real

@@ -49,7 +49,9 @@ class Feeds:
         tree: Tree,
         sync: Syncer,
         clock: Callable[[], float],
+        on_gap: Callable[[Mount], None],
     ) -> None:
+        """`on_gap` is called with a source whose reports may be lost."""
         self._store = store
         self._tree = tree
         self._sync = sync
@@ -57,8 +59,7 @@ class Feeds:
         self._look_again = LookAgain(store, tree, sync)
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._recorded: dict[int, float] = {}  # by the root's ino
-        # Called with a source whose reports may be lost.
-        self.on_gap: Callable[[Mount], None] = lambda mount: None
+        self._on_gap = on_gap
 
     def load(self) -> None:
         """Continues with what an earlier process left unchecked, and starts the feeds."""
@@ -80,7 +81,7 @@ class Feeds:
     def _lost(self, mount: Mount) -> None:
         if mount.feed.lost():
             log.warning("%s: changes may not have been reported", mount.record.source.url)
-            self.on_gap(mount)
+            self._on_gap(mount)
 
     # ---- which are read --------------------------------------------------------------------------
 

@@ -27,6 +27,11 @@ class WorkBudget:
         self._free_s -= work_s
         return True
 
+    def spend(self, work_s: float, now: float) -> None:
+        """Takes work that was done already, from what comes."""
+        self._refill(now)
+        self._free_s -= work_s
+
     def wait_s(self, now: float) -> float:
         """Returns after how many seconds `take` succeeds."""
         self._refill(now)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import (
@@ -31,6 +32,7 @@ class MasterCollector(Collector):
         yield from _names(status)
         yield from _jobs(status["jobs"])
         yield from _sources(status["sources"])
+        yield from _walks(status["sources"])
 
     def _calls(self) -> Iterator[Metric]:
         tally = self._tally
@@ -107,6 +109,25 @@ def _sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         current.add_metric(path, source["feed_current_at"])
         broken.add_metric(path, float(bool(source["feed_error"])))
     yield from (down, failed, pushed, last, current, broken)
+
+
+def _walks(sources: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    for name, text in (
+        ("walks", "Complete background syncs."),
+        ("directories", "Directories that background syncs compared."),
+        ("changes", "Changes that background syncs found."),
+        ("errors", "Directories that background syncs could not compare."),
+    ):
+        family = CounterMetricFamily(f"cachefs_master_background_{name}", text, labels=["path"])
+        for source in sources:
+            family.add_metric([source["path"]], source[f"background_{name}"])
+        yield family
+    text = "Seconds since the last complete background sync began."
+    age = GaugeMetricFamily("cachefs_master_background_age_seconds", text, labels=["path"])
+    for source in sources:
+        if source["background_last_at"]:
+            age.add_metric([source["path"]], max(0.0, time.time() - source["background_last_at"]))
+    yield age
 
 
 def _labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

@@ -35,6 +35,7 @@ class PolicyTable:
         self._policies = dict(policies or {})
         self._answers: dict[bytes, EffectivePolicy] = {}
         self._parents: frozenset[bytes] = frozenset()
+        self.backgrounds: dict[bytes, float] = {}  # the own `sync_background` of each path
         self.version = 0
         self._changed()
 
@@ -64,6 +65,11 @@ class PolicyTable:
     def _changed(self) -> None:
         self._answers.clear()
         self._parents = frozenset(path.rpartition(b"/")[0] for path in self._policies if path)
+        self.backgrounds = {
+            path: policy.sync_background_s
+            for path, policy in self._policies.items()
+            if policy.sync_background_s is not None
+        }
 
     def differs_in(self, directory: bytes) -> bool:
         """Returns whether a direct child of `directory` has a policy."""

@@ -13,6 +13,7 @@
     POLICIES     `policy_key` of a path       -> msgpack array of the path, a map `Policy`
     JOBS, JOB_PATHS, JOB_FAILURES as `master.store.jobs` says
     UNCHECKED    parent ino (8 BE) name       -> b"" (reported, not compared yet; no name: all)
+    BACKGROUND as `master.store.background` says
 
 `order_key` is the name, with a '/' behind it for a directory. `checked_at` is the wall time (s) at
 which the origin last showed the name as it stands. It lies behind the inode, outside its array, so

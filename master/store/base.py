@@ -37,6 +37,7 @@ class Table(enum.IntEnum):
     JOB_PATHS = 11
     JOB_FAILURES = 12
     UNCHECKED = 13
+    BACKGROUND = 14
 
 
 class Reader(Protocol):

@@ -260,6 +260,8 @@ def test_a_restart_trusts_what_the_queue_kept(
 def test_after_the_retention_everything_is_compared_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The master does that by itself, without a reader."""
+
     async def first(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
         await current(master, clock)
         assert await read_all(master) == [1, 1]
@@ -269,8 +271,12 @@ def test_after_the_retention_everything_is_compared_again(
 
     async def second(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
         clock.now += 2.0
+        position = master.position
         await current(master, clock)
+        master.start_probes()
+        await until(lambda: master.position > position)
         assert await read_all(master) == [6, 1]
+        await until(lambda: master.ufs_rows()[0].background_last_at)
 
     play(tmp_path, monkeypatch, first, second)
 

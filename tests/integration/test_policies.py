@@ -155,7 +155,9 @@ def test_how_old_names_may_be_is_said_by_path(node: Node, bucket: Bucket) -> Non
     assert paths[0].stat().st_size == 1
     bucket.put("quick/in/a", b"333")
     assert paths[2].stat().st_size == 3
-    assert "a directory's" in node.fails("policy", "set", paths[0], "sync_interval=0")
+    assert "a sync policy is a directory's" in node.fails(
+        "policy", "set", paths[0], "sync_interval=0"
+    )
     node.ok("policy", "set", root / "quick", "profile=interactive")
     lines = node.ok("policy", "show", root / "quick/in").splitlines()
     assert [line.split()[-2:] for line in lines if line.startswith("sync_interval")] == [

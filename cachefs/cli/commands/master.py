@@ -79,6 +79,7 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
         open_home=str(home.path) if is_open else "",
         origin_deadline_s=chosen.seconds("origin_deadline"),
         lost_after_s=chosen.seconds("lost_after"),
+        background_listings=chosen.integer("background_listings"),
         log_file=str(log / "master.log"),
         log_level=chosen.text("log_level"),
         log_to_stderr=not background,

@@ -197,6 +197,7 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
         metrics=chosen.text("metrics"),
         admin_socket=chosen.text("admin_socket"),
         sync_interval_s=chosen.seconds("sync_interval"),
+        background_listings=chosen.integer("background_listings"),
         admission=chosen.text("admission"),
         eviction=chosen.text("eviction"),
         idle_after_s=chosen.seconds("idle_after"),

@@ -120,7 +120,7 @@ def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **fla
     if not rows:
         click.echo("no source yet: cachefs ufs add SOURCE /path")
         return
-    more = ["OPTIONS", "PUSH", "EVENTS"] if long else []
+    more = ["OPTIONS", "PUSH", "EVENTS", "BACKGROUND SYNC"] if long else []
     head = ["PATH", "SOURCE", "SYNC", *more, "STATE"]
     for line in output.columns([head, *(_row(row, long) for row in rows)], right=(2,)):
         click.echo(line)
@@ -179,7 +179,7 @@ def _shown(where: bytes) -> str:
 def _row(row: c.UfsRow, long: bool) -> list[str]:
     sync = "never" if row.sync_interval_s < 0 else format_duration(row.sync_interval_s)
     options = ",".join(f"{name}={value}" for name, value in sorted(row.source.options.items()))
-    more = [options or "-", row.push or "-", _events(row)] if long else []
+    more = [options or "-", row.push or "-", _events(row), _background(row)] if long else []
     return [output.text_of(row.path) or "/", row.source.url, sync, *more, _state(row)]
 
 
@@ -196,6 +196,19 @@ def _ago(at: float) -> str:
     return f"{format_duration(max(0.0, time.time() - at))} ago"
 
 
+def _background(row: c.UfsRow) -> str:
+    """Returns how long ago the last complete background sync began, and when the next is due."""
+    if not (row.background_last_at or row.background_next_at):
+        return "-"
+    now_s = time.time()
+    last = "none yet"
+    if row.background_last_at:
+        last = f"{format_duration(max(0.0, now_s - row.background_last_at))} ago"
+    if not row.background_next_at:
+        return last
+    return f"{last}, next in {format_duration(max(0.0, row.background_next_at - now_s))}"
+
+
 def _document(row: c.UfsRow) -> dict[str, Any]:
     return {
         "path": output.text_of(row.path) or "/",
@@ -209,5 +222,8 @@ def _document(row: c.UfsRow) -> dict[str, Any]:
         "push_interval_s": row.push_interval_s,
         "feed_current_at": row.feed_current_at,
         "feed_error": row.feed_error,
+        "background_last_at": row.background_last_at,
+        "background_next_at": row.background_next_at,
+        "background_error": row.background_error,
         "warning": row.warning,
     }

@@ -185,7 +185,7 @@ def test_a_source_is_changed_by_flags_alone(
     assert (shown["sync_interval_s"], shown["options"]) == (300.0, {})
     ok(run("ufs", "set", "/imagenet", "--option", "region=us"))
     assert ok(run("ufs", "ls", "-l")).splitlines()[1].split() == [
-        "/imagenet", "s3://bucket/imagenet", "1m00s", "region=us", "-", "-", "ok",
+        "/imagenet", "s3://bucket/imagenet", "1m00s", "region=us", "-", "-", "-", "ok",
     ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def test_the_nearest_path_that_says_something_wins() -> None:
     assert found.where == {
         "pin": "/a/b", "ttl_s": "/a/b", "admission": "/", "ttl_action": DEFAULT,
         "quota_bytes": DEFAULT, "replicas": DEFAULT, "local_copy": DEFAULT,
+        "sync_background_s": DEFAULT,
     }  # fmt: skip
 
 
@@ -76,7 +77,8 @@ def test_nothing_said_is_the_default() -> None:
     "word",
     ["pin=yes", "ttl=7d", "ttl=never", "ttl_action=free", "quota=20GiB", "quota=none",
      "admission=always", "replicas=8", "local_copy=never", "eviction=lru",
-     "sync_interval=90s", "sync_interval=never", "profile=train-read"],
+     "sync_interval=90s", "sync_interval=never", "sync_background=1h",
+     "sync_background=none", "profile=train-read"],
 )  # fmt: skip
 def test_what_is_shown_can_be_given_again(word: str) -> None:
     policy = parse([word])
@@ -89,7 +91,8 @@ def test_what_is_shown_can_be_given_again(word: str) -> None:
     "word",
     ["pin=maybe", "ttl=0", "ttl=0.5s", "ttl=soon", "ttl_action=delete", "quota=-1", "pin",
      "admission=never", "replicas=0", "replicas=9", "replicas=two", "local_copy=maybe",
-     "eviction=fifo", "profile=none-such", "colour=red", "sync_interval=-2", "=3"],
+     "eviction=fifo", "profile=none-such", "colour=red", "sync_interval=-2", "=3",
+     "sync_background=0", "sync_background=never", "sync_background=0.9s"],
 )  # fmt: skip
 def test_what_means_nothing_is_refused(word: str) -> None:
     with pytest.raises(BadConfig):
@@ -100,7 +103,8 @@ def test_what_means_nothing_is_refused(word: str) -> None:
     "policy",
     [Policy(ttl_s=0.1), Policy(ttl_s=float("nan")), Policy(ttl_s=float("inf")),
      Policy(quota_bytes=-1), Policy(admission="x"), Policy(sync_interval_s=-3.0),
-     Policy(profile="x"), Policy(ttl_action="delete")],
+     Policy(profile="x"), Policy(ttl_action="delete"), Policy(sync_background_s=0.5),
+     Policy(sync_background_s=-1.0), Policy(sync_background_s=float("nan"))],
 )  # fmt: skip
 def test_so_it_is_when_it_comes_over_a_wire(policy: Policy) -> None:
     with pytest.raises(BadConfig):
@@ -113,7 +117,7 @@ def test_a_change_keeps_what_it_does_not_say() -> None:
     assert merged(old, Policy(), ["pin"]) == Policy(ttl_s=60.0)
     assert merged(old, Policy(), ["pin", "ttl_s"]).says_nothing
     assert formatted(Policy()) == {}
-    assert len(KEYS) == 10
+    assert len(KEYS) == 11
 
 
 def test_paths() -> None:

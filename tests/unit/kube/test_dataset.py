@@ -19,14 +19,25 @@ def test_a_spec_becomes_source_policies_and_load() -> None:
             "credentials": {"profile": "ml"},
             "s3": {"endpointURL": "http://s:1", "anonymous": True},
             "syncInterval": "never",
-            "policies": {"pin": True, "replicas": 2, "ttl": "7d", "quota": "1GiB"},
+            "policies": {
+                "pin": True,
+                "replicas": 2,
+                "ttl": "7d",
+                "quota": "1GiB",
+                "syncBackground": "1h",
+            },
             "load": {"bandwidth": "2GiB/s", "hold": "1h", "verify": True, "priority": "high"},
         }
     )
     assert found.problem == ""
     assert found.options == {"profile": "ml", "endpoint_url": "http://s:1", "anonymous": "true"}
     assert found.policy == Policy(
-        pin=True, replicas=2, ttl_s=7 * 86400.0, quota_bytes=1 << 30, sync_interval_s=-1.0
+        pin=True,
+        replicas=2,
+        ttl_s=7 * 86400.0,
+        quota_bytes=1 << 30,
+        sync_interval_s=-1.0,
+        sync_background_s=3600.0,
     )
     assert (found.job.paths, found.job.bandwidth_bytes_s) == ((b"/ml/one",), 2 << 30)
     assert (found.job.hold_s, found.job.verify, found.job.priority) == (3600.0, True, "high")

@@ -39,6 +39,7 @@ def test_the_format_is_the_one_that_older_stores_have() -> None:
         "JOB_PATHS",
         "JOB_FAILURES",
         "UNCHECKED",
+        "BACKGROUND",
     ]
     assert encode_dentry(inode, 1.5).hex() == (
         "9b0a0103cf1bc16d674ec80000a36162630009cd01a40101c4003ff8000000000000"
