@@ -51,8 +51,8 @@ class FeedState:
 
     def since(self, now: float, valid_s: float) -> float | None:
         """Returns since when the store reports every change; None if the feed is not up to date:
-        `valid_s` have passed since `current_at`."""
-        return self._since if now - self.current_at < valid_s else None
+        `valid_s` have passed since `current_at`, or the clock was set back."""
+        return self._since if 0.0 <= now - self.current_at < valid_s else None
 
     def record(self, push: str) -> FeedRecord | None:
         """Returns what a restart keeps; None if nothing is trusted."""

@@ -19,6 +19,13 @@ def test_changes_are_reported_since_the_feed_was_up_to_date_first() -> None:
     assert feed.since(101.0, 30.0) == 10.0, "what was reported late was reported"
 
 
+def test_a_clock_that_was_set_back_is_not_trusted() -> None:
+    feed = FeedState()
+    feed.current(50.0)
+    assert feed.since(50.0, 30.0) == 50.0
+    assert feed.since(49.0, 30.0) is None
+
+
 def test_after_a_loss_only_later_names_are_trusted() -> None:
     feed = FeedState()
     assert not feed.lost(), "nothing was trusted"
