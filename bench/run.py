@@ -29,6 +29,7 @@ NODE = (
     "cold_small_latency",
     "files_ahead",
     "cold_random",
+    "cold_maps",
     "find_million",
     "kill_pause",
     "namespace",

@@ -142,6 +142,39 @@ def test_cut_connections_cost_a_page_each(node: Node, bucket: Bucket, proxy: Fau
     assert fetched <= len(data) + cuts * MIB
 
 
+DOWNWARDS = """import hashlib, mmap, os, sys
+MIB, fd = 1 << 20, os.open(sys.argv[1], os.O_RDONLY)
+size = os.fstat(fd).st_size
+found = bytearray(size)
+mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+if sys.argv[2] == "read":
+    for at in range(size // MIB * MIB, -1, -MIB):
+        found[at : at + MIB] = os.pread(fd, MIB, at)
+else:
+    for start in range(0, size, 8 * MIB):
+        end = min(start + 8 * MIB, size)
+        for at in range((end - 1) & -8192, start - 1, -8192):
+            found[at : min(at + 8192, end)] = mapped[at : min(at + 8192, end)]
+print(hashlib.md5(found).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("way", ["read", "map"])
+def test_downward_reads_fetch_each_byte_once(
+    node: Node, bucket: Bucket, proxy: FaultProxy, way: str
+) -> None:
+    """From the end by blocks, and slice by slice, each from its end. A process of its own reads,
+    since a thread that waits for a page of a map keeps those of the proxy from running."""
+    data = body(5, 40 * MIB + 12_345)
+    bucket.put("big", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    before = proxy.counters().object_bytes
+    command = [sys.executable, "-c", DOWNWARDS, str(mounted / "big"), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == digest(data)
+    assert proxy.counters().object_bytes - before == len(data)
+
+
 @pytest.mark.parametrize("fault", [wrong_etag(), altered_length(7)], ids=["etag", "length"])
 def test_what_is_not_the_object_never_becomes_bytes(
     node: Node, bucket: Bucket, proxy: FaultProxy, fault: object

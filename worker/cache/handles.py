@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from worker.cache.downward import Downward
 from worker.cache.readahead import ReadAhead
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ class Handle:
     read from the tier's disk, and is given nothing of it any more. `takes_bytes`: it understands
     answers with the bytes themselves."""
 
-    __slots__ = ("entry", "has_file", "past_tier", "readahead", "size", "takes_bytes")
+    __slots__ = ("downward", "entry", "has_file", "past_tier", "readahead", "size", "takes_bytes")
 
     def __init__(self, size: int, entry: Entry | None = None, *, has_file: bool = False) -> None:
         self.size = size
@@ -25,3 +26,4 @@ class Handle:
         self.past_tier = False
         self.takes_bytes = False
         self.readahead = ReadAhead()
+        self.downward = Downward()

@@ -17,6 +17,7 @@ from worker.fill.range_fill import Limits, RangeFill
 from worker.fill.source import NotHere, Purpose
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.filesystem import reopen
+from worker.tier.entry import Ahead
 from worker.tier.ledger import allocation
 
 if TYPE_CHECKING:
@@ -93,23 +94,34 @@ class ReadService:
         entry = handle.entry
         assert entry is not None
         first, end = page_span(offset, size_bytes)
-        ahead = handle.readahead.plan(offset, size_bytes, window_bytes)
-        ahead_end = page_count(min(ahead, entry.size))
-        ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
+        ahead = self._ahead(handle, entry, offset, size_bytes, window_bytes)
+        ensured, fd = await self._ensure(handle, (first, end), ahead, offset, size_bytes)
         if known:
             self._context.counters.hit_bytes += min(size_bytes, ensured.end - offset)
         handle.readahead.granted(offset, ensured.end)
         self._complete_behind(entry)
         return ensured, fd
 
+    def _ahead(
+        self, handle: Handle, entry: Entry, offset: int, size_bytes: int, window_bytes: int
+    ) -> Ahead:
+        """Returns the pages to fetch beside those of a read."""
+        end = offset + size_bytes
+        ahead_end = handle.readahead.plan(offset, size_bytes, window_bytes)
+        below = handle.downward.plan(offset, size_bytes, window_bytes) if ahead_end <= end else None
+        if below is None:
+            return Ahead(page_count(end), page_count(min(ahead_end, entry.size)))
+        below_end = page_count(min(below.end, entry.size))
+        return Ahead(below.start // PAGE_BYTES, below_end, below.downwards)
+
     async def _ensure(
-        self, handle: Handle, pages: PageRange, ahead_end: int, offset: int, size_bytes: int
+        self, handle: Handle, pages: PageRange, ahead: Ahead, offset: int, size_bytes: int
     ) -> tuple[Ensured, int | None]:
         entry = handle.entry
         assert entry is not None
         for _ in range(ATTEMPTS):
             past = self._goes_past(handle)
-            self._bring(entry, *pages, ahead_end, past=past)
+            self._bring(entry, *pages, ahead, past=past)
             await self._wait(entry, pages[0], handle)
             try:
                 return await self._grant(handle, offset, size_bytes)
@@ -138,8 +150,8 @@ class ReadService:
         streams = self._context.counters.fills_in_flight // AHEAD_PIECES
         return self._context.memory.window(most_bytes, streams)
 
-    def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
-        """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
+    def _bring(self, entry: Entry, first: int, end: int, ahead: Ahead, *, past: bool) -> None:
+        """Claims what is missing of [first, end), and keeps pieces of `ahead` in flight."""
         if entry.failed is not None:
             return
         for piece_first, piece_end in self._missing(entry, first, end, past=past):
@@ -148,8 +160,8 @@ class ReadService:
             self._filler.claim(
                 entry, piece_first, piece_end, past=past, background=piece_first > first
             )
-        if ahead > end:
-            entry.ahead = (end, ahead)
+        if ahead.end > ahead.first:
+            entry.ahead = ahead
             self._bring_ahead(entry)
 
     def _missing(
@@ -164,11 +176,12 @@ class ReadService:
 
     def _bring_ahead(self, entry: Entry) -> None:
         """Starts the next pieces that read-ahead wants; called again when a piece ends."""
-        first, end = entry.ahead
+        first, end, downwards = entry.ahead
         if first >= end or entry.failed is not None or not entry.users:
             return
         past = not self._disk.health.in_service
-        for piece_first, piece_end in self._missing(entry, first, end, past=past):
+        pieces = [*self._missing(entry, first, end, past=past)]
+        for piece_first, piece_end in reversed(pieces) if downwards else pieces:
             if (
                 entry.busy_pieces >= AHEAD_PIECES
                 or not self._filler.background_room

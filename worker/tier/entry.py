@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, Origin
@@ -16,6 +17,15 @@ from cachefs.core.pages import PageMap, page_count
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 from worker.tier.entry_state import State
+
+
+class Ahead(NamedTuple):
+    """Pages [first, end) that read-ahead wants, started a few at a time. `downwards`: the highest
+    first."""
+
+    first: int
+    end: int
+    downwards: bool = False
 
 
 class Entry:
@@ -52,7 +62,7 @@ class Entry:
         self.inflight_bits = 0
         self.asked_in: dict[int, int] = {}  # page for which peers may be waited -> since epoch
         self.busy_pieces = 0
-        self.ahead = (0, 0)  # pages [first, end) that read-ahead wants, started a few at a time
+        self.ahead = Ahead(0, 0)
         self.users = 0
         self.looking: asyncio.Task[None] | None = None  # until it is known what is cached
         self.completing = False
