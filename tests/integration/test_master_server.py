@@ -642,6 +642,10 @@ def test_status_and_metrics_tell_what_the_master_does(tmp_path: Path) -> None:
             await it.ask(worker("a"), c.Registered)
             with pytest.raises(Stale):
                 await it.ask(m.GetAttr(it.namespace, 99999), m.Found)
+            it.master.background.start()
+            it.master.background.request(it.master._tree.mounts()[0])
+            while not it.master.status()["sources"][0]["background_last_at"]:
+                await asyncio.sleep(0.005)
             status = (await it.ask(c.MasterStatus(), c.MasterStatusReply)).status
             assert (status["epoch"], status["members"]) == (1, 1)
             assert status["workers"]["serving"] == 1
