@@ -14,7 +14,9 @@ import msgspec
 
 from cachefs.core import errors
 from cachefs.core.jobs import JobFailure, JobSpec, JobStatus
+from cachefs.core.message import Message as Message
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
+from cachefs.core.order_messages import OrderBody
 from cachefs.core.policies import Policy
 from cachefs.core.syncs import Change, SyncStatus
 
@@ -23,10 +25,6 @@ MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds 
 LIST_LIMIT: Final = 1000
 COPY_BYTES: Final = 128 << 10  # file data in one frame
 MOST_KEPT: Final = 3  # segments of one handle: forward reads, and a second reader
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all bodies. The tag is the class name."""
 
 
 # ---- session -----------------------------------------------------------------------------------
@@ -462,6 +460,7 @@ Body = (
     | SetPolicy | PolicySet | GetPolicies | PoliciesAt
     | SubmitJob | JobSubmitted | AddJobPaths | GetJob | JobReply | ListJobs | JobTable
     | GetJobFailures | JobFailures | ControlJob | StartSync | GetSync | SyncReply
+    | OrderBody
 )  # fmt: skip
 
 
