@@ -1,4 +1,4 @@
-"""The base of everything that a frame of the node socket carries."""
+"""The base of all messages of the node socket. See `cachefs.core.messages`."""
 
 import msgspec
 

@@ -83,6 +83,3 @@ class OrderStateReply(Message, frozen=True):
     requested: int
     late: int
     total: int
-
-
-OrderBody = AnnounceOrder | AnnounceFunction | EndOrder | OrderState | OrderStateReply
