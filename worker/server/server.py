@@ -163,6 +163,7 @@ class NodeServer:
     def _look(self) -> None:
         """Fails overdue requests, closes idle connections to origins, schedules the next check."""
         close_idle()
+        self.ahead.look()
         now = time.monotonic()
         for session in [*self._sessions]:
             request = session.end_overdue(now)
