@@ -260,8 +260,8 @@ class LoadJobs:
     # ---- operators: see JobService ---------------------------------------------------------------
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
-        """Submits or updates a job. Raises BadConfig, Throttled. After a cancellation the job may exist; a
-        retry with the same `key` returns it."""
+        """Submits or updates a job. Raises BadConfig; Throttled while too many are unfinished.
+        After a cancellation the job may exist; a retry with the same `key` returns it."""
         self.start()
         job_validation.check(spec)
         paths = (

@@ -117,22 +117,22 @@ def test_the_master_keeps_policies_as_they_were_sent(lab: Lab, space: str) -> No
 
 
 def test_a_load_waits_for_its_turn(lab: Lab, space: str) -> None:
-    """The master takes no more than MAX_UNFINISHED loads; stopped ones count."""
+    """The master takes no more than MAX_UNFINISHED loads; without a worker none ends."""
     source = lab.source("turns", files=MAX_UNFINISHED)
     lab.cache.add_ufs(source, "/turns")
-    jobs = [
-        lab.admin.submit_job(JobSpec((f"/turns/{number}".encode(),), bandwidth_bytes_s=1)).job
-        for number in range(MAX_UNFINISHED)
-    ]
-    lab.control.apply(dataset(space, "one", source))
-    lab.until(
-        lambda: lab.condition(space, "one", "Loaded").get("reason") == "WaitsForLoads",
-        "the condition names the cause",
-    )
-    assert lab.status(space, "one")["phase"] == "Pending"
-    for job in jobs:
-        lab.admin.control_job(job, "stop")
-        lab.admin.delete(f"/jobs/{job}")
+    worker = lab.cache.workers[0]
+    worker.kill()
+    try:
+        for number in range(MAX_UNFINISHED):
+            lab.admin.submit_job(JobSpec((f"/turns/{number}".encode(),)))
+        lab.control.apply(dataset(space, "one", source))
+        lab.until(
+            lambda: lab.condition(space, "one", "Loaded").get("reason") == "WaitsForLoads",
+            "the condition names the cause",
+        )
+        assert lab.status(space, "one")["phase"] == "Pending"
+    finally:
+        worker.start()
     lab.until_phase(space, "one", "Loaded")
     lab.admin.remove_source(b"/turns")
 
