@@ -19,6 +19,7 @@ from cachefs.client.http import UNIX, HttpClient
 from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
+from cachefs.core.admin_sources import NewSource, Source, SourceAdded, SourceChange, Sources
 from cachefs.core.admin_syncs import NewSync, Sync
 from cachefs.core.errors import ProtocolError
 from cachefs.core.health import HealthProblem
@@ -174,22 +175,22 @@ class AdminClient:
     def sources(self) -> list[c.UfsRow]:
         return [
             one.row()
-            for page in self.pages("/sources", a.Sources, {"limit": a.MAX_LIMIT})
+            for page in self.pages("/sources", Sources, {"limit": a.MAX_LIMIT})
             for one in page.items
         ]
 
     def add_source(
         self, path: bytes, source: UfsSpec, sync_interval_s: float, push: str = ""
-    ) -> a.SourceAdded:
-        body = a.NewSource(a.text_of(path), source.url, source.options, sync_interval_s, push)
-        return self.send("POST", "/sources", a.SourceAdded, body, timeout_s=ADD_TIMEOUT_S)
+    ) -> SourceAdded:
+        body = NewSource(a.text_of(path), source.url, source.options, sync_interval_s, push)
+        return self.send("POST", "/sources", SourceAdded, body, timeout_s=ADD_TIMEOUT_S)
 
     def change_source(self, call: c.SetUfs) -> c.UfsRow:
-        body = a.SourceChange(
+        body = SourceChange(
             call.options, [*call.unset], call.sync_interval_s, call.push, call.push_interval_s
         )
         query = {"path": a.text_of(call.path)}
-        found = self.send("PATCH", "/sources", a.Source, body, query, timeout_s=ADD_TIMEOUT_S)
+        found = self.send("PATCH", "/sources", Source, body, query, timeout_s=ADD_TIMEOUT_S)
         return found.row()
 
     def remove_source(self, path: bytes, *, force: bool = False) -> None:

@@ -1,7 +1,8 @@
 """The admin API: its paths and the bodies of its requests and replies. Pure.
 
 The API is JSON over HTTP below `API`. The page `OPENAPI_PATH` is generated from these types and
-from the routes of the server. Paths: `cachefs.core.admin_paths`. Syncs: `cachefs.core.admin_syncs`.
+from the routes of the server. Other modules have paths (`admin_paths`),
+sources (`admin_sources`) and syncs (`admin_syncs`).
 
 The server refuses requests with unknown fields. Clients ignore unknown fields of replies.
 """
@@ -20,9 +21,7 @@ from cachefs.core.admin_paths import bytes_of as bytes_of
 from cachefs.core.admin_paths import text_of as text_of
 from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobSpec, JobState, JobStatus
-from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
-from cachefs.core.ufs import PUSH_INTERVAL_S
 
 API: Final = "/api/v1"
 OPENAPI_PATH: Final = f"{API}/openapi.json"
@@ -82,102 +81,6 @@ class ClusterStatus(Answer, frozen=True):
     """The content of `cachefs status`: plain values, see docs/operations.md."""
 
     status: dict[str, Any]
-
-
-# ---- sources -------------------------------------------------------------------------------------
-
-
-class NewSource(Request, frozen=True):
-    """A source. `url`: s3://bucket/prefix or file:///path. `options`: as of `cachefs ufs add`."""
-
-    path: PathText
-    url: Annotated[str, Meta(min_length=1, max_length=4096)]
-    options: dict[str, str] = {}
-    sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] = 60.0
-    push: Annotated[str, Meta(max_length=4096)] = ""
-
-
-class SourceChange(Request, frozen=True):
-    """Changes of a source: `options` are set, the options `unset` removed. null: the sync interval
-    and the feed stay. `push`: "webhook:NAME", "sqs:URL", "poll:5s", or "" for none.
-    `push_interval_s`: for how long names are valid while changes are reported. Inodes and cached
-    bytes stay."""
-
-    options: dict[str, str] = {}
-    unset: list[str] = []
-    sync_interval_s: Annotated[float, Meta(ge=-1, le=1e12)] | None = None
-    push: Annotated[str, Meta(max_length=4096)] | None = None
-    push_interval_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
-
-
-class SourceAdded(Answer, frozen=True):
-    """A source that was added. `warning`: for people, for example that it hides other names."""
-
-    path: PathText
-    url: str
-    ino: int
-    warning: str = ""
-
-
-class Source(Answer, frozen=True):
-    path: PathText
-    url: str
-    options: dict[str, str]
-    sync_interval_s: float
-    origin_down: bool = False
-    warning: str = ""
-    push: str = ""
-    pushed: int = 0
-    pushed_at: float = 0.0
-    push_interval_s: float = PUSH_INTERVAL_S
-    feed_current_at: float = 0.0
-    feed_error: str = ""
-    background_last_at: float = 0.0
-    background_next_at: float = 0.0
-    background_error: str = ""
-
-    @classmethod
-    def of(cls, row: c.UfsRow) -> Source:
-        return cls(
-            text_of(row.path),
-            row.source.url,
-            row.source.options,
-            row.sync_interval_s,
-            row.origin_down,
-            row.warning,
-            row.push,
-            row.pushed,
-            row.pushed_at,
-            row.push_interval_s,
-            row.feed_current_at,
-            row.feed_error,
-            row.background_last_at,
-            row.background_next_at,
-            row.background_error,
-        )
-
-    def row(self) -> c.UfsRow:
-        return c.UfsRow(
-            b"/" + bytes_of(self.path),
-            UfsSpec(self.url, self.options),
-            self.sync_interval_s,
-            self.origin_down,
-            self.warning,
-            self.push,
-            self.pushed,
-            self.pushed_at,
-            self.push_interval_s,
-            self.feed_current_at,
-            self.feed_error,
-            self.background_last_at,
-            self.background_next_at,
-            self.background_error,
-        )
-
-
-class Sources(Answer, frozen=True):
-    items: list[Source]
-    next: str | None = None
 
 
 # ---- workers -------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cachefs.core import errors
-from cachefs.core.jobs import JobFailure, JobSpec, JobStatus
+from cachefs.core import change_messages, errors, job_messages, order_messages, view_messages
+from cachefs.core.message import Message as Message
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
 from cachefs.core.syncs import Change, SyncStatus
@@ -24,9 +24,32 @@ LIST_LIMIT: Final = 1000
 COPY_BYTES: Final = 128 << 10  # file data in one frame
 MOST_KEPT: Final = 3  # segments of one handle: forward reads, and a second reader
 
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all bodies. The tag is the class name."""
+# Defined in modules of their own
+AddJobPaths = job_messages.AddJobPaths
+ControlJob = job_messages.ControlJob
+GetJob = job_messages.GetJob
+GetJobFailures = job_messages.GetJobFailures
+JobFailures = job_messages.JobFailures
+JobReply = job_messages.JobReply
+JobSubmitted = job_messages.JobSubmitted
+JobTable = job_messages.JobTable
+ListJobs = job_messages.ListJobs
+SubmitJob = job_messages.SubmitJob
+ChangedFolders = change_messages.ChangedFolders
+GetChangedFolders = change_messages.GetChangedFolders
+AnnounceFunction = order_messages.AnnounceFunction
+AnnounceOrder = order_messages.AnnounceOrder
+EndOrder = order_messages.EndOrder
+OrderState = order_messages.OrderState
+OrderStateReply = order_messages.OrderStateReply
+Cover = view_messages.Cover
+CoverChanged = view_messages.CoverChanged
+Freeze = view_messages.Freeze
+ListViews = view_messages.ListViews
+Thaw = view_messages.Thaw
+Uncover = view_messages.Uncover
+ViewStatus = view_messages.ViewStatus
+ViewTable = view_messages.ViewTable
 
 
 # ---- session -----------------------------------------------------------------------------------
@@ -42,6 +65,9 @@ class Hello(Message, frozen=True):
     mountpoint: str = ""
     supervisor: int = 0  # its pid; a supervisor replaces a client that dies
     many_tiers: bool = False  # the client understands PublishedDirectory
+    covers: bool = False  # the client lays covers, for all users of its mount
+    # Uid, gid, mode of files, mode of directories where the origin has none; with `covers`
+    defaults: list[int] = msgspec.field(default_factory=list)
 
 
 class Welcome(Message, frozen=True):
@@ -52,6 +78,7 @@ class Welcome(Message, frozen=True):
     protocol: int = PROTOCOL
     version: str = ""
     published_dir: bool = False  # a descriptor is attached
+    covers: bool = False  # the server knows covers: CoverChanged may be sent
 
 
 class Attach(Message, frozen=True):
@@ -89,7 +116,7 @@ class MountFacts(Message, frozen=True):
     passthrough: bool
     why_not: str = ""
     supervisor: int = 0
-    counters: dict[str, int] = {}
+    counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Cancel(Message, frozen=True):
@@ -175,7 +202,7 @@ class Invalidate(Message, frozen=True):
 
     namespace: NamespaceId
     seq: int
-    entries: list[tuple[int, bytes]] = []
+    entries: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
     everything: bool = False
     policies: bool = False
     times: bool = False
@@ -316,7 +343,7 @@ class SetPolicy(Message, frozen=True):
     namespace: NamespaceId
     path: bytes
     policy: Policy
-    unset: list[str] = []
+    unset: list[str] = msgspec.field(default_factory=list)
 
 
 class PolicySet(Message, frozen=True):
@@ -345,88 +372,9 @@ class PoliciesAt(Message, frozen=True):
     policy: Policy
     where: dict[str, str]
     said: Policy
-    below: list[PolicySaid] = []
+    below: list[PolicySaid] = msgspec.field(default_factory=list)
     below_count: int = 0
-    quotas: list[tuple[bytes, int]] = []
-
-
-class SubmitJob(Message, frozen=True):
-    """Starts a load job, or changes the settings of the running job with the same paths. `key`:
-    drawn by the caller, so that a retry makes no second job ("": none). `more`: AddJobPaths follow;
-    the job starts before them. Answered by JobSubmitted once durable. Raises BadConfig."""
-
-    namespace: NamespaceId
-    spec: JobSpec
-    key: str = ""
-    more: bool = False
-
-
-class JobSubmitted(Message, frozen=True):
-    job: int
-    updated: bool = False  # the job existed
-
-
-class AddJobPaths(Message, frozen=True):
-    """Adds paths to a job that is being submitted, at most PATHS_PER_CALL. `first`: the index of
-    the first one, so that a retry adds nothing twice. Answered by Done. Raises NotFound,
-    BadConfig."""
-
-    namespace: NamespaceId
-    job: int
-    first: int
-    paths: list[bytes]
-    last: bool = False
-
-
-class GetJob(Message, frozen=True):
-    """Answered by JobReply. Raises NotFound."""
-
-    namespace: NamespaceId
-    job: int
-
-
-class JobReply(Message, frozen=True):
-    job: JobStatus
-
-
-class ListJobs(Message, frozen=True):
-    """Requests at most `limit` jobs older than `before` (0: from the newest), the newest first."""
-
-    namespace: NamespaceId
-    before: int = 0
-    limit: int = 100
-
-
-class JobTable(Message, frozen=True):
-    """Reply to ListJobs. `next`: the next call's `before`; 0: the list is complete."""
-
-    jobs: list[JobStatus]
-    next: int = 0
-
-
-class GetJobFailures(Message, frozen=True):
-    """Requests the failed files after an index in their list. Answered by JobFailures."""
-
-    namespace: NamespaceId
-    job: int
-    after: int = 0
-
-
-class JobFailures(Message, frozen=True):
-    """Reply to GetJobFailures. `next`: the next call's `after`; 0: the list is complete."""
-
-    failures: list[JobFailure]
-    next: int = 0
-
-
-class ControlJob(Message, frozen=True):
-    """Changes the state of a job. `action`: "stop", "resume" (a stopped job, or one that failed for
-    lack of space), "retry" (the failed files of an ended job) or "forget" (an ended or stopped
-    job). Answered by JobReply once it is durable. Raises NotFound, InUse, BadConfig."""
-
-    namespace: NamespaceId
-    job: int
-    action: str
+    quotas: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
 
 
 class StartSync(Message, frozen=True):
@@ -450,7 +398,7 @@ class GetSync(Message, frozen=True):
 
 class SyncReply(Message, frozen=True):
     sync: SyncStatus
-    changes: list[Change] = []
+    changes: list[Change] = msgspec.field(default_factory=list)
 
 
 Body = (
@@ -462,6 +410,9 @@ Body = (
     | SetPolicy | PolicySet | GetPolicies | PoliciesAt
     | SubmitJob | JobSubmitted | AddJobPaths | GetJob | JobReply | ListJobs | JobTable
     | GetJobFailures | JobFailures | ControlJob | StartSync | GetSync | SyncReply
+    | AnnounceOrder | AnnounceFunction | EndOrder | OrderState | OrderStateReply
+    | GetChangedFolders | ChangedFolders
+    | Cover | Uncover | CoverChanged | Freeze | Thaw | ListViews | ViewTable
 )  # fmt: skip
 
 

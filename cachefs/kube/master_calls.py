@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from cachefs.client.admin import AdminClient
 from cachefs.core import admin as a
+from cachefs.core.admin_sources import Sources
 from cachefs.core.errors import (
     CacheFSError,
     DeadlineExceeded,
@@ -129,7 +130,7 @@ class MasterCalls:
 
 
 def _sources(client: AdminClient) -> dict[str, Attached]:
-    pages = client.pages("/sources", a.Sources, {"limit": a.MAX_LIMIT})
+    pages = client.pages("/sources", Sources, {"limit": a.MAX_LIMIT})
     return {one.path: Attached(one.warning) for page in pages for one in page.items}
 
 

@@ -335,6 +335,13 @@ class Session:
         service = self._service(body.namespace)
         return await service.list_dir(body.ino, body.after, limit), None
 
+    def _changed_folders(self, id: int, body: m.GetChangedFolders) -> None:
+        try:
+            reply: m.Message = self._service(body.namespace).changed_folders(body.after)
+        except CacheFSError as err:
+            reply = m.failure_of(err)
+        self._reply(id, reply)
+
     async def _resolve(self, body: m.Resolve) -> Answer:
         return await self._service(body.namespace).resolve(body.path), None
 
@@ -378,6 +385,7 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.Used: Session._used,  # type: ignore[dict-item]
     m.Cancel: Session._cancel,  # type: ignore[dict-item]
     m.Done: Session._live,  # type: ignore[dict-item]
+    m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
     m.Leaving: Session._leaving,  # type: ignore[dict-item]
     m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
 }

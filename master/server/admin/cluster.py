@@ -5,6 +5,7 @@ from __future__ import annotations
 from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
+from cachefs.core.admin_sources import NewSource, Source, SourceAdded, SourceChange, Sources
 from cachefs.core.errors import NotFound
 from cachefs.core.model import UfsSpec
 from master.push.s3_events import objects
@@ -25,30 +26,30 @@ async def status(at: At) -> a.ClusterStatus:
 # ---- sources -------------------------------------------------------------------------------------
 
 
-async def list_sources(at: At) -> a.Sources:
+async def list_sources(at: At) -> Sources:
     rows = (await at.ask(c.ListUfs(), c.UfsTable)).rows
-    items = sorted((a.Source.of(row) for row in rows), key=lambda source: source.path)
+    items = sorted((Source.of(row) for row in rows), key=lambda source: source.path)
     later = [one for one in items if at.query.next is None or one.path > at.query.next]
     page = later[: at.query.limit]
-    return a.Sources(page, page[-1].path if len(later) > len(page) else None)
+    return Sources(page, page[-1].path if len(later) > len(page) else None)
 
 
 async def add_source(at: At) -> Reply:
-    body: a.NewSource = at.body
+    body: NewSource = at.body
     path = a.bytes_of(body.path)
     spec = UfsSpec(body.url, body.options)
     call = c.AddUfs(b"/" + path, spec, body.sync_interval_s, body.push)
     added = await at.ask(call, c.UfsAdded)
-    return Reply(a.SourceAdded(a.text_of(path), body.url, added.root.ino, added.warning), 201)
+    return Reply(SourceAdded(a.text_of(path), body.url, added.root.ino, added.warning), 201)
 
 
-async def change_source(at: At) -> a.Source:
-    body: a.SourceChange = at.body
+async def change_source(at: At) -> Source:
+    body: SourceChange = at.body
     path = b"/" + a.bytes_of(at.query.path)
     call = c.SetUfs(
         path, body.options, tuple(body.unset), body.sync_interval_s, body.push, body.push_interval_s
     )
-    return a.Source.of((await at.ask(call, c.UfsChanged)).row)
+    return Source.of((await at.ask(call, c.UfsChanged)).row)
 
 
 async def push_events(at: At) -> Reply:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core import admin as a
+from cachefs.core.admin_sources import NewSource, Source, SourceAdded, SourceChange, Sources
 from cachefs.core.admin_syncs import NewSync, Sync
 from master.push.s3_events import Notification
 from master.server.admin import cluster, files, health, jobs, policies, queries
@@ -70,23 +71,23 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/status", "What `cachefs status` shows.", cluster.status, a.ClusterStatus),
     _get("/health", "What is wrong now: errors first.", health.show, a.Health),
     # sources
-    _get("/sources", "The sources, by path.", cluster.list_sources, a.Sources, queries.Page),
+    _get("/sources", "The sources, by path.", cluster.list_sources, Sources, queries.Page),
     Route(
         "POST",
         "/sources",
         "Show a source at a directory, which is made. The same source again changes nothing.",
         cluster.add_source,
-        {201: a.SourceAdded},
-        body=a.NewSource,
+        {201: SourceAdded},
+        body=NewSource,
     ),
     Route(
         "PATCH",
         "/sources",
         "Change the options and the sync interval of the source at a path.",
         cluster.change_source,
-        {200: a.Source},
+        {200: Source},
         queries.AtPath,
-        body=a.SourceChange,
+        body=SourceChange,
     ),
     Route(
         "DELETE",

@@ -71,6 +71,9 @@ def test_an_error_of_a_newer_peer_is_an_io_error() -> None:
         messages.Invalidate(NAMESPACE, 5, [(1, b"a")]),
         messages.Opened(1, 2, True, False),
         messages.Found(None, 0.0),
+        messages.Cover(3, NAMESPACE, 9, b"train/\xff"),
+        messages.CoverChanged(3, covered=False, reason="busy"),
+        messages.ViewTable([messages.ViewStatus(3, b"train", 12_000, 5, "covered", 1.5, 2)]),
     ],
 )
 def test_bodies_come_back(body: messages.Message) -> None:
