@@ -395,7 +395,10 @@ MOUNTS: Final = Row(
         _series(
             "Client processes", "short",
             "Client processes of an hour that followed another one of their mount.",
-            {"{{mountpoint}}": "sum by (mountpoint) (increase(cachefs_worker_takeovers_total%[1h]))"},
+            {
+                "{{mountpoint}}": "sum by (mountpoint) "
+                "(increase(cachefs_worker_takeovers_total%[1h]))",
+            },
         ),
         _series(
             "Take-overs", "short",
