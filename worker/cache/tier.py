@@ -148,6 +148,7 @@ class Tier:
             self._space,
             self.housekeeping,
             self._filler,
+            self._segments,
         )
         self.serving = TierServing(
             context,
