@@ -66,6 +66,11 @@ class Session:
         self._sent_tiers: dict[int, TierView] = {}  # as the client knows them
         self._channel = Channel(sock, self._frame, self._ended)
 
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps the server running and gets events: a mount's, or a library's."""
+        return self.role in ("fuse", "library")
+
     # ---- frames ----
 
     def _frame(self, data: bytes) -> None:
@@ -103,7 +108,7 @@ class Session:
             self._interrupted(id)
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
-        if self.role != "fuse":
+        if self.role == "cli":
             master_wait_s.set(COMMAND_MASTER_WAIT_S)
         try:
             body, fd = await work
@@ -301,10 +306,10 @@ class Session:
 
     async def _attach(self, body: m.Attach) -> Answer:
         attached = await self.server.attach(body)
-        if self.role == "fuse" and attached.namespace not in self.sources:
+        if self.follows and attached.namespace not in self.sources:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
-        if self.role == "fuse":  # sent after the reply
+        if self.follows:  # sent after the reply
             asyncio.get_running_loop().call_soon(self.send_tiers)
         return attached, None
 
