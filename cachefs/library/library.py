@@ -30,9 +30,9 @@ class Library:
         self._places = Places(self._mounts)
         self._sources: dict[str, Source] = {}
         self._lock = threading.Lock()
-        myself = weakref.WeakMethod(self.abandon)
-        os.register_at_fork(after_in_child=lambda: _call(myself))
-        atexit.register(self.close)
+        in_child, at_exit = weakref.WeakMethod(self.abandon), weakref.WeakMethod(self.close)
+        os.register_at_fork(after_in_child=lambda: _call(in_child))
+        atexit.register(lambda: _call(at_exit))
 
     def locate(self, url: str, settings: Mapping[str, Any]) -> Located:
         """Returns the source of a path or URL, and the path in it. Connects to nothing. Raises the

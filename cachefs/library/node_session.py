@@ -85,11 +85,14 @@ class NodeSession:
         return self.request_once(body, answer, fd=fd)
 
     def request_once(
-        self, body: m.Message, answer: type[_T], *, fd: int | None = None
+        self, body: m.Message, answer: type[_T], *, fd: int | None = None, epoch: int = 0
     ) -> Answer[_T]:
-        """Returns the same as `request`, but raises SocketLost at the first loss."""
+        """Returns the same as `request`, but raises SocketLost at the first loss, and without the
+        connection of `epoch` (0: any): the server's handles have another meaning on the next."""
         deadline = time.monotonic() + CALL_DEADLINE_S
         with self.exchange() as exchange:
+            if epoch not in (0, exchange.shared.epoch):
+                raise SocketLost("the connection to the server was lost")
             exchange.send(body, deadline, fd)
             reply = exchange.next(deadline)
             return Answer(checked(reply, answer), reply.fd, exchange.shared.epoch)
@@ -104,7 +107,7 @@ class NodeSession:
         """Sends a message without a reply. Drops it without a connection, or if `epoch` is not the
         current one (0: any)."""
         shared = self._shared
-        if shared is not None and epoch in (0, self.epoch):
+        if shared is not None and epoch in (0, shared.epoch):
             shared.post(body)
 
     def catch_up(self) -> None:

@@ -147,7 +147,7 @@ class OpenFile:
                 handle.give_back()  # room is short: files that keep segments could wait for ever
             request = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
             try:
-                got = self._session.request_once(request, m.Ensured)
+                got = self._session.request_once(request, m.Ensured, epoch=handle.epoch)
             except SocketLost:
                 continue
             return self._granted(got.body, got.fd)
