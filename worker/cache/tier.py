@@ -31,6 +31,7 @@ from worker.cache.reads import ReadService
 from worker.cache.sampling import Sampling
 from worker.cache.status import status
 from worker.cache.tier_choice import Held, Room
+from worker.cache.tier_views import TierViews
 from worker.fill.fill import Filler
 from worker.fill.segments import Segments
 from worker.fill.source import Source
@@ -149,6 +150,7 @@ class Tier:
             self.housekeeping,
             self._filler,
         )
+        self.views = TierViews(context, disk, contents, catalog)
         self.serving = TierServing(
             context,
             disk,

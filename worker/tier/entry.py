@@ -16,7 +16,8 @@ from cachefs.core.model import SMALL_FILE_BYTES, Origin
 from cachefs.core.pages import PageMap, page_count
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
-from worker.tier.entry_state import State
+from worker.store.lookup import LookupResult
+from worker.tier.entry_state import Event, State
 
 
 class Ahead(NamedTuple):
@@ -142,3 +143,16 @@ class Entry:
                 self.fd = tier.scratch_file(self.size)
             elif self.fd < 0:
                 self.fd = tier.create(self.name, self.size)
+
+
+def found(looked: LookupResult) -> Event:
+    if looked.fd < 0:
+        return Event.FOUND_NOTHING
+    return Event.FOUND_PUBLISHED if looked.published else Event.FOUND
+
+
+def stray(origin: Origin, key: bytes) -> Entry:
+    """Returns a separate entry for a caller that cannot wait."""
+    entry = Entry(origin, key, State.DETACHED)
+    entry.users = 1
+    return entry

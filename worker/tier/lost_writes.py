@@ -44,6 +44,7 @@ class LostWrites:
         )
         self._disk.health.lost_writes(self._context.monotonic())
         self._watch.withdraw()
+        await self._catalog.uncover_all()
         await self._drop_live()
         try:
             if index_failed or isinstance(error, IndexLost):
