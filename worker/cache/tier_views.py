@@ -7,8 +7,7 @@ evicts or drops it. It is released after both are gone.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from worker.store import trees
@@ -38,7 +37,7 @@ class TierViews:
         self._disk = disk
         self._contents = contents
         self._catalog = catalog
-        self._one_change = asyncio.Lock()  # of the trees and their records
+        self._one_change = contents.trees_change
 
     @property
     def in_service(self) -> bool:
@@ -105,8 +104,8 @@ class TierViews:
             except OSError:
                 await self._release_unrecorded(page, new)
                 raise
-        missing = {page.names[key].content for key in applied.missing}
-        await self._release([*applied.released, *(key for key in new if key in missing)])
+            missing = {page.names[key].content for key in applied.missing}
+            await self._release([*applied.released, *(key for key in new if key in missing)])
         return applied.missing
 
     async def _release_unrecorded(self, page: ViewPage, keys: Sequence[bytes]) -> None:
@@ -134,18 +133,21 @@ class TierViews:
 
     async def empty(self, view: int) -> None:
         """Unlinks all names of a tree at once, so that its covers show nothing."""
-        await self._until_left(self._change(trees.empty, self._disk.directory, view))
+        await self._until_left(self._empty(view))
 
     async def remove(self, view: int) -> None:
         """Removes a tree and its record, and releases its contents."""
-        directory, writer = self._disk.directory, self._disk.writer
-        await self._release(
-            await self._until_left(self._change(trees.remove, directory, writer, view))
-        )
+        await self._until_left(self._remove(view))
 
-    async def _change(self, function: Callable[..., T], *args: Any) -> T:
+    async def _remove(self, view: int) -> None:
+        directory, writer = self._disk.directory, self._disk.writer
         async with self._one_change:
-            return await self._disk.threads.run(function, *args)
+            released = await self._disk.threads.run(trees.remove, directory, writer, view)
+            await self._release(released)
+
+    async def _empty(self, view: int) -> None:
+        async with self._one_change:
+            await self._disk.threads.run(trees.empty, self._disk.directory, view)
 
     async def find(self, keys: Sequence[bytes]) -> list[Place]:
         """Returns the places of contents in the trees."""
@@ -154,17 +156,22 @@ class TierViews:
 
     async def withdraw(self, places: Sequence[Place]) -> None:
         """Removes contents from the trees, which no cover shows, and releases them."""
+        await self._until_left(self._withdraw(places))
+
+    async def _withdraw(self, places: Sequence[Place]) -> None:
         directory, writer = self._disk.directory, self._disk.writer
-        await self._until_left(self._change(trees.withdraw, directory, writer, places))
-        await self._release([one.record.content for one in places])
+        async with self._one_change:
+            await self._disk.threads.run(trees.withdraw, directory, writer, places)
+            await self._release([one.record.content for one in places])
 
     async def _release(self, keys: Sequence[bytes]) -> None:
-        """Returns contents to admission, or to the load job that holds them."""
+        """Returns contents to admission, or to the load job that holds them. Called while no other
+        change of trees runs, which could hold them again."""
         if not keys:
             return
         index = self._disk.directory.index
         now_s = self._context.wall_s()
-        records = await self._disk.call(index.get_all, keys, limit_s=TREE_LIMIT_S)
+        records = await self._disk.threads.run(index.get_all, keys)
         for key, record in zip(keys, records, strict=True):
             hold = None
             if record is not None and record.held_until_s:

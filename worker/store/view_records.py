@@ -27,7 +27,7 @@ class ViewRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `cover`: the number by which clients know its present covers; 0: none was laid since the last
     change of the tree, which may be incomplete. `position`: of the master's events; the tree shows
     the names as of this position. `losses`: the end of the last distrusted range of epochs at that
-    time. `thawed`: the view is being removed."""
+    time. `thawed`: the view is being removed. `top`: the ino of its directory; 0: not known yet."""
 
     namespace: bytes
     path: bytes
@@ -39,6 +39,7 @@ class ViewRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size_bytes: int = 0
     losses: int = 0
     thawed: bool = False
+    top: int = 0
 
 
 class NameRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -3,6 +3,7 @@ this module changes them; other modules read them. Owned by the loop."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,7 @@ class Contents:
         self.order_known = False
         self.room_changed = Signal()
         self.guard: ViewGuard = _NoViews()
+        self.trees_change = asyncio.Lock()  # of the trees of views, their records and holds
         self.is_owned = node.is_owned
         self.on_owners_changed = node.on_owners_changed
         self._clocks = clocks

@@ -165,11 +165,12 @@ class Housekeeping:
     async def _hold_for_views(self) -> None:
         """Holds the contents of views, and removes trees without a record. Raises OSError."""
         directory = self._disk.directory
-        await self._disk.threads.run(trees.remove_unrecorded, directory)
         batches = trees.contents(directory.index)
-        while (keys := await self._disk.threads.run(next, batches, None)) is not None:
-            for key in keys:
-                self._contents.hold_for_view(key)
+        async with self._contents.trees_change:
+            await self._disk.threads.run(trees.remove_unrecorded, directory)
+            while (keys := await self._disk.threads.run(next, batches, None)) is not None:
+                for key in keys:
+                    self._contents.hold_for_view(key)
 
     async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
         """Yields the records of all cached contents, in batches. Raises OSError."""

@@ -63,6 +63,8 @@ class View:
         self.settled = asyncio.Event()  # the state is neither building nor ready
         self.resumed = asyncio.Event()  # the comparison after a start is over
         self.state = ViewState.RESUMED if record.cover else ViewState.BUILDING
+        if not record.cover:
+            self.resumed.set()
         self.covers = Covers(record.cover, uncertain=bool(record.cover))
         self._events: NamespaceEvents | None = None
         self._hosts: list[CoverHost] = []
@@ -233,10 +235,11 @@ class View:
         views = self.tier.views
         if not views.is_ready:
             raise OSError("the tier is out of service, or is being started")
-        if self._unsure:
+        top = (await walk.find_top()).ino
+        if self._unsure or self.record.top not in (0, top):
             await self._replace_tree()
         # From now on no start takes the tree for a complete one.
-        self.record = msgspec.structs.replace(self.record, cover=0)
+        self.record = msgspec.structs.replace(self.record, cover=0, top=top)
         await views.make(self.number, self.record)
         built = await self._new_pass().apply(walk)
         self._count(built)
@@ -250,7 +253,8 @@ class View:
         )
 
     async def _replace_tree(self) -> None:
-        """Makes another tree: a client that did not answer may still cover the one before."""
+        """Begins another tree: a client that did not answer may still cover the one before, or that
+        one is of another directory, which was replaced."""
         await self.tier.views.remove(self.number)
         self.number = new_number()
         self._unsure = False

@@ -27,7 +27,6 @@ from worker.store.view_records import ViewRecord
 from worker.views.build import Built, ViewPass
 from worker.views.namespace_events import NamespaceEvents, PositionedService
 from worker.views.view import RESUME_S, View, new_number
-from worker.views.view_state import ViewState
 from worker.views.walk import Defaults, TreeWalk
 
 if TYPE_CHECKING:
@@ -154,8 +153,7 @@ class Views:
         views = self._of(namespace)
         for view in views:
             self._start(view)
-        resuming = [view for view in views if view.state is ViewState.RESUMED]
-        await asyncio.gather(*map(self._resumed, resuming))
+        await asyncio.gather(*map(self._resumed, views))
 
     async def _resumed(self, view: View) -> None:
         try:
