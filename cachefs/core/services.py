@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
+from cachefs.core.change_messages import ChangedFolders
 from cachefs.core.jobs import JobSpec
 from cachefs.core.messages import (
     Attach,
@@ -90,6 +91,9 @@ class MetadataService(Protocol):
     def events(self, after: int) -> AsyncIterator[Invalidate]:
         """Yields invalidations with `seq` > after (negative: from this call on), for ever. Raises
         PositionGone if the stream no longer has that position."""
+
+    def changed_folders(self, after: int) -> ChangedFolders:
+        """Returns the folders whose names changed after a position (negative: none)."""
 
     def status(self) -> dict[str, Any]: ...
 

@@ -149,6 +149,7 @@ class Tier:
             self._space,
             self.housekeeping,
             self._filler,
+            self._segments,
         )
         self.views = TierViews(context, disk, contents, catalog)
         self.serving = TierServing(

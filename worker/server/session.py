@@ -28,7 +28,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import COMMAND_MASTER_WAIT_S, MetadataService, master_wait_s
 from worker.cache.grants import TierView
-from worker.server import operators
+from worker.server import operators, orders
 from worker.server.channel import Channel
 from worker.server.request_deadlines import RequestDeadlines
 from worker.stats.arrivals import NEVER_S
@@ -70,12 +70,16 @@ class Session:
 
     # ---- frames ----
 
-    def _frame(self, data: bytes) -> None:
+    def _frame(self, data: bytes, fd: int | None) -> None:
         try:
             frame = m.decode(data)
         except ProtocolError as err:
             log.warning("session of pid %d: %s", self.pid, err.cause)
+            orders.close_descriptor(fd)
             return self._channel.close()
+        if isinstance(frame.body, m.AnnounceFunction):
+            return self._reply(frame.id, orders.announce_function(self, frame.body, fd))
+        orders.close_descriptor(fd)
         now = _NOWAIT.get(type(frame.body))
         if now is not None:
             return now(self, frame.id, frame.body)
@@ -229,6 +233,7 @@ class Session:
         for handle in self._handles:
             self.server.worker.release(handle)
         self._handles.clear()
+        self.server.ahead.orders.book.end_session(self)
         self.server.forget(self)
 
     def _service(self, namespace: NamespaceId) -> MetadataService:
@@ -255,7 +260,7 @@ class Session:
     def _used(self, id: int, body: m.Used) -> None:
         self.server.passthrough_bytes += body.passthrough_bytes
         self.server.worker.used(body.names, body.hit_bytes)
-        self.server.ahead.used(body.names)
+        self.server.ahead.used(body.names, self)
 
     def _live(self, id: int, body: m.Done) -> None:
         """Replies to a client's probe."""
@@ -285,6 +290,7 @@ class Session:
     def _opens_soon(self, id: int, body: m.Open) -> bool:
         """Starts the open of a small file without a task. Returns False if it needs a task."""
         ready = functools.partial(self._ready, id, body)
+        is_announced = self.server.ahead.announced(self, body.namespace, body.ino)
         if body.past_tier:
             return False
         try:
@@ -297,7 +303,8 @@ class Session:
         if opening is None:
             return False
         self._openings[id] = opening
-        self.server.ahead.opened(opening.entry.origin)
+        if not is_announced:
+            self.server.ahead.opened(opening.entry.origin)
         return True
 
     def _ready(self, id: int, body: m.Open, opening: Opening) -> None:
@@ -390,6 +397,13 @@ class Session:
         service = self._service(body.namespace)
         return await service.list_dir(body.ino, body.after, limit), None
 
+    def _changed_folders(self, id: int, body: m.GetChangedFolders) -> None:
+        try:
+            reply: m.Message = self._service(body.namespace).changed_folders(body.after)
+        except CacheFSError as err:
+            reply = m.failure_of(err)
+        self._reply(id, reply)
+
     async def _resolve(self, body: m.Resolve) -> Answer:
         return await self._service(body.namespace).resolve(body.path), None
 
@@ -419,6 +433,9 @@ class Session:
             takes_bytes=body.takes_bytes,
         )
 
+    async def _order(self, body: m.Message) -> Answer:
+        return orders.answer(self, body), None
+
     async def _operate(self, body: m.Message) -> Answer:
         return await operators.answer(self.server, body), None
 
@@ -433,6 +450,7 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.Used: Session._used,  # type: ignore[dict-item]
     m.Cancel: Session._cancel,  # type: ignore[dict-item]
     m.Done: Session._live,  # type: ignore[dict-item]
+    m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
     m.Leaving: Session._leaving,  # type: ignore[dict-item]
     m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
     m.CoverChanged: Session._cover_changed,  # type: ignore[dict-item]
@@ -446,6 +464,9 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Resolve: Session._resolve,  # type: ignore[dict-item]
     m.Open: Session._open,  # type: ignore[dict-item]
     m.Ensure: Session._ensure,  # type: ignore[dict-item]
+    m.AnnounceOrder: Session._order,
+    m.EndOrder: Session._order,
+    m.OrderState: Session._order,
     m.Status: Session._operate,
     m.CacheState: Session._operate,
     m.Free: Session._operate,
