@@ -18,7 +18,7 @@ from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy
 from tests.integration.views_rig import MIB, FakeMount, KeptOrigin, Node, node, read_tree
 from tests.unit.worker.rig import descriptors
-from worker.views import covers
+from worker.views import covers, views
 
 LIMIT_S = 60.0
 
@@ -160,7 +160,12 @@ def test_covers_outlive_a_server(tmp_path: Path) -> None:
     run(script())
 
 
-def test_what_changed_while_no_views_were_kept_is_not_shown(tmp_path: Path) -> None:
+def test_what_changed_while_no_views_were_kept_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(covers, "UNCOVER_S", 0.2)
+    monkeypatch.setattr(views, "REACH_STEPS", 0)
+
     async def script() -> None:
         origin = origin_with()
         async with node(tmp_path, origin) as one:

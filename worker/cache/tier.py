@@ -125,7 +125,7 @@ class Tier:
             catalog,
             self._space,
             self._leftovers,
-            LostWrites(context, disk, catalog, self._watch),
+            LostWrites(context, disk, contents, catalog, self._watch),
         )
         self.expirer = Expirer(
             context, disk, contents, catalog, self._permission, self._segments, self.housekeeping

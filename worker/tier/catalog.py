@@ -25,7 +25,7 @@ from worker.store.removal import Dropped, drop
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
-from worker.tier.entry import Entry, found, stray
+from worker.tier.entry import Entry, stray
 from worker.tier.entry_state import Event, State, Stories
 from worker.tier.freed_counts import FreedCounts
 from worker.tier.unlinked import UnlinkedOpenFiles
@@ -145,7 +145,7 @@ class Catalog:
             self._move(entry, Event.DISK_FAILED)
             looked = LookupResult()
         else:
-            self._move(entry, found(looked))
+            self._move(entry, _found(looked))
         entry.looking = None
         self._take_in(entry, looked)
         self.retire_if_unused(entry)
@@ -265,10 +265,6 @@ class Catalog:
         if isinstance(result, OSError):
             raise result
 
-    async def uncover_all(self) -> None:
-        """Removes the covers of all views of the tier."""
-        await self._contents.guard.leave_all()
-
     async def _drop_fenced(
         self, keys: Sequence[bytes], fence: contextlib.ExitStack
     ) -> FreedCounts | OSError:
@@ -293,8 +289,7 @@ class Catalog:
                 self.retire_if_unused(entry)
 
     async def _leave_views(self, keys: Sequence[bytes]) -> None:
-        """Removes contents from views before they are dropped. A tier out of service keeps them:
-        their covers are gone already."""
+        """Removes contents from views. Out of service the covers are gone already."""
         shown = [key for key in keys if self._contents.in_view(key)]
         if shown and self._disk.health.in_service:
             await self._contents.guard.leave(shown)
@@ -497,3 +492,9 @@ class Catalog:
                 entry.fd = -1
         self._live.clear()
         self._detached.clear()
+
+
+def _found(looked: LookupResult) -> Event:
+    if looked.fd < 0:
+        return Event.FOUND_NOTHING
+    return Event.FOUND_PUBLISHED if looked.published else Event.FOUND

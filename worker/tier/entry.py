@@ -16,8 +16,7 @@ from cachefs.core.model import SMALL_FILE_BYTES, Origin
 from cachefs.core.pages import PageMap, page_count
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
-from worker.store.lookup import LookupResult
-from worker.tier.entry_state import Event, State
+from worker.tier.entry_state import State
 
 
 class Ahead(NamedTuple):
@@ -143,12 +142,6 @@ class Entry:
                 self.fd = tier.scratch_file(self.size)
             elif self.fd < 0:
                 self.fd = tier.create(self.name, self.size)
-
-
-def found(looked: LookupResult) -> Event:
-    if looked.fd < 0:
-        return Event.FOUND_NOTHING
-    return Event.FOUND_PUBLISHED if looked.published else Event.FOUND
 
 
 def stray(origin: Origin, key: bytes) -> Entry:
