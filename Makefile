@@ -2,6 +2,11 @@
 PY := .venv/bin/python
 UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
+# What torch names for GPUs; the tests with torch replace it (scripts/torch-venv).
+OF_CUDA := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cccl nvidia-cuda-cupti \
+	nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile \
+	nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 \
+	nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx triton
 
 TAG = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
@@ -32,6 +37,7 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
 	@scripts/image-base >/dev/null
+	@scripts/torch-venv >/dev/null
 	@$(PY) scripts/check.py all
 
 image: ## the container image cachefs:TAG (needs buildah; BASE=... names another base)
@@ -57,6 +63,7 @@ coverage: ## as `make test`, and measures the coverage of the tests' own process
 	@scripts/deploy-tools >/dev/null
 	@scripts/helm >/dev/null
 	@scripts/image-base >/dev/null
+	@scripts/torch-venv >/dev/null
 	@$(PY) scripts/check.py coverage
 
 check: venv ## the fast checks: format, lint, types, imports, docs, unit tests
@@ -87,6 +94,8 @@ requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.i
 		-c requirements/dev.txt -o requirements/image.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/go.in -o requirements/go.txt
+	@$(filter-out --universal,$(UV_COMPILE)) $(UPGRADE) --python-platform x86_64-manylinux_2_28 \
+		$(addprefix --no-emit-package ,$(OF_CUDA)) requirements/torch.in -o requirements/torch.txt
 
 venv:
 	@scripts/bootstrap dev

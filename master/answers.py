@@ -5,6 +5,7 @@ or from stale metadata while the origin is down. All methods belong to one event
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -25,6 +26,7 @@ from master.tree import Place, Tree
 LISTING_PATIENCE_S: Final = 0.1  # a lookup falls back to a stat after waiting this long
 SLOW_LISTING_S: Final = 1.0  # lookups do not wait for a listing older than this
 MAX_DISTRUSTED: Final = 10_000
+RESOLVE_TRIES: Final = 5
 
 
 class Answers:
@@ -39,7 +41,13 @@ class Answers:
         self._distrusted: set[int] = set()
 
     async def resolve(self, root: Inode, path: bytes) -> Found:
-        """See `Master.resolve`."""
+        """See `Master.resolve`. Starts again when a directory on the path ends meanwhile."""
+        for _ in range(RESOLVE_TRIES - 1):
+            with contextlib.suppress(Stale):
+                return await self._resolve(root, path)
+        return await self._resolve(root, path)
+
+    async def _resolve(self, root: Inode, path: bytes) -> Found:
         found = Found(root, MAX_VALID_S)
         for segment in path.split(b"/"):
             if not segment or segment == b".":
@@ -167,6 +175,8 @@ class Answers:
     async def _lookup_by_stat(self, parent: int, name: bytes, place: Place) -> Found:
         try:
             stored = await self._stat(parent, name, place)
+        except Stale:  # the directory was removed meanwhile, which is no fault of the origin
+            raise
         except CacheFSError as err:
             stale = self._stale(parent, name) if is_down(err) and place.interval_s else None
             self._sync.warn(place, name, err)

@@ -13,7 +13,7 @@ import msgspec
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Stale
 from cachefs.core.messages import Dentry, Listing
 from cachefs.core.model import ROOT_INO, Kind
-from master.origins.syncer import Listing as Running
+from master.origins.listing import Listing as Running
 from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
 from master.state.health import is_down

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
+from cachefs.core.change_messages import MOST_FOLDERS, ChangedFolders, changed_by
 from cachefs.core.errors import PositionGone
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import NamespaceId
@@ -47,6 +48,22 @@ class EventStream:
                 yield event
             if not batch:
                 await arrived.wait()
+
+    def changed_folders(self, after: int) -> ChangedFolders:
+        """Returns the folders whose names changed after a position (negative: none)."""
+        now = self.position()
+        if after < 0:
+            return ChangedFolders(now, [])
+        events: list[Invalidate] = []
+        try:
+            while batch := self._read(after):
+                events += batch
+                after = batch[-1].seq
+                if len(events) > MOST_FOLDERS:
+                    break
+        except PositionGone:
+            return ChangedFolders(now, [], everything=True)
+        return changed_by(events, after)
 
     def position(self) -> int:
         """Returns the position of the newest event."""

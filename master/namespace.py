@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from cachefs.core.change_messages import ChangedFolders
 from cachefs.core.cluster import Place as Placed
 from cachefs.core.cluster import SetUfs, UfsAdded, UfsRow, Work, Worked
 from cachefs.core.errors import (
@@ -441,6 +442,10 @@ class Master:
         """See MetadataService. Ends when the master closes."""
         async for event in self._events.after(after):
             yield event
+
+    def changed_folders(self, after: int) -> ChangedFolders:
+        """See MetadataService."""
+        return self._events.changed_folders(after)
 
     def status(self) -> dict[str, Any]:
         """Returns plain values for `cachefs status`."""

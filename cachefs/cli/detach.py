@@ -13,6 +13,7 @@ from typing import Final
 from cachefs.cli.owners import shown_user
 from cachefs.core.errors import AccessDenied, CacheFSError, CannotMount, InUse
 from cachefs.core.mountinfo import read_mounts
+from cachefs.fuse import mounting
 
 FUSERMOUNT: Final = "fusermount3"
 _MNT_DETACH: Final = 2
@@ -40,6 +41,8 @@ def _check_owner(mountpoint: str) -> None:
 
 
 def _umount2(mountpoint: str, lazy: bool) -> None:
+    if lazy:
+        mounting.uncover_root(mountpoint)
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(mountpoint), flags) != 0:

@@ -14,7 +14,7 @@ from cachefs.cli.mounts import is_dead, locate
 from cachefs.core.errors import AccessDenied, CannotMount, InUse, NotADirectory
 from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.launcher.processes import is_served
-from cachefs.launcher.state import StateHome
+from cachefs.launcher.state import MountRecord, StateHome
 
 DEV_FUSE: Final = "/dev/fuse"
 FUSE_CONF: Final = "/etc/fuse.conf"
@@ -39,7 +39,11 @@ def prepare(path: str, home: StateHome) -> str:
 
 def _clear(mount: Mount, home: StateHome) -> None:
     """Detaches a dead CacheFS mount. Raises InUse for a mount that is alive or not ours."""
-    if not mount.is_cachefs or not may_clear_mount(mount) or not is_dead(mount.mountpoint):
+    if (
+        not mount.is_cachefs
+        or not may_clear_mount(mount)
+        or not is_unserved(mount.mountpoint, home.find_mount(mount.mountpoint))
+    ):
         raise InUse(
             f"already a mount point ({mount.fstype}, {mount.source})",
             path=mount.mountpoint,
@@ -50,6 +54,17 @@ def _clear(mount: Mount, home: StateHome) -> None:
     left = read_mounts().at(mount.mountpoint)
     if left is not None:  # another mount was below it
         _clear(left, home)
+
+
+def is_unserved(mountpoint: str, record: MountRecord | None) -> bool:
+    """Returns whether no process serves a mount. A mount whose root is covered cannot be reached by
+    its path: its record decides, and without one it counts as served."""
+    mounts = read_mounts()
+    mount = mounts.at(mountpoint)
+    covers = [] if mount is None else mounts.covers_of(mount)
+    if any(cover.mountpoint == mountpoint for cover in covers):
+        return record is not None and not is_served(record)
+    return is_dead(mountpoint)
 
 
 def may_clear_mount(mount: Mount) -> bool:

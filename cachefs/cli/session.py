@@ -17,7 +17,7 @@ from cachefs.cli.mounts import locate
 from cachefs.cli.owners import find_record, shown_user
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
-from cachefs.core.addresses import is_cluster, parse_cluster
+from cachefs.core.addresses import namespace_base
 from cachefs.core.errors import (
     CacheFSError,
     DeadlineExceeded,
@@ -56,8 +56,7 @@ class Target(msgspec.Struct, frozen=True):
 
 def base_of(record: MountRecord) -> bytes:
     """Returns the path of the namespace that a mount shows at its mount point."""
-    url = record.source.url
-    return os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
+    return namespace_base(record.source.url)
 
 
 def path_in_mount(record: MountRecord, path: bytes) -> str:

@@ -48,20 +48,34 @@ class BlockingClient:
         """The pid of the server from the kernel; 0 if it is in another pid namespace."""
         return listener_pid(self._sock)
 
-    def call(self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
-        """Returns the reply to `body`. Raises the typed error of a Failure, DeadlineExceeded after
-        `timeout_s` (and cancels the request), Unreachable when the server has ended."""
+    def call(
+        self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S, fd: int | None = None
+    ) -> m.Message:
+        """Returns the reply to `body`, which is sent with a descriptor if `fd` is one. Raises the
+        typed error of a Failure, DeadlineExceeded after `timeout_s` (and cancels the request),
+        Unreachable when the server has ended."""
         self._last_id += 1
         deadline = time.monotonic() + timeout_s
         try:
             self._sock.settimeout(timeout_s)
-            self._sock.send(m.encode(self._last_id, body))
+            socket.send_fds(self._sock, [m.encode(self._last_id, body)], [] if fd is None else [fd])
             return self._reply(deadline)
         except TimeoutError as err:
             self._cancel()
             raise DeadlineExceeded(f"no answer from the server within {timeout_s:g} s") from err
         except OSError as err:
             raise Unreachable(f"the server cut the connection: {err.strerror}") from err
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has ended the session, as far as this side knows without waiting."""
+        self._sock.setblocking(False)  # a timeout would be waited for despite MSG_DONTWAIT
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Ends the session; idempotent."""

@@ -77,6 +77,8 @@ class Connection:
         self.published = PublishedDirs()  # empty if the server does not trust this client
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
+        self.on_cover: Callable[[m.Cover, int | None], None] = _close_tree  # owns the descriptor
+        self.knows_covers = False  # the server does
         self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
         self._hello = hello
         self._waits = waits or Waits()
@@ -223,6 +225,8 @@ class Connection:
             return caller.wait.resume((frame.body, fd))
         if isinstance(frame.body, m.PublishedDirectory):
             return self.published.replace(frame.body.tier, fd)
+        if isinstance(frame.body, m.Cover):
+            return self.on_cover(frame.body, fd)
         close_fd(fd)
         if frame.id == 0:
             self.on_event(frame.body)
@@ -359,6 +363,7 @@ class Connection:
         if not isinstance(reply, m.Welcome):
             close_fd(fd)
             raise ProtocolError(f"unexpected reply {type(reply).__name__} to Hello")
+        self.knows_covers = reply.covers
         self.published.close()  # the other tiers' directories arrive as events
         self.published.replace(0, fd)
 
@@ -391,3 +396,7 @@ class Connection:
                     close_fd(fd)
                 await trio.lowlevel.wait_readable(sock)
         raise DeadlineExceeded(f"no answer from the server within {deadline_s:g} s")
+
+
+def _close_tree(_: m.Cover, fd: int | None) -> None:
+    close_fd(fd)

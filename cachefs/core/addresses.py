@@ -45,6 +45,12 @@ def parse_cluster(url: str) -> ClusterPath:
     return ClusterPath(join_address(host, port), "/".join(parts))
 
 
+def namespace_base(url: str) -> bytes:
+    """Returns the directory of its namespace that a mount of a source shows: b"", but for a mount
+    of a cluster's subdirectory. Raises BadConfig."""
+    return parse_cluster(url).path.encode(errors="surrogateescape") if is_cluster(url) else b""
+
+
 def master_url(text: str, *, tls: bool) -> str:
     """Returns the URL of a master given as HOST, HOST:PORT, `cachefs://…` or a URL. `tls` selects
     https if the text has no http(s) scheme. Raises BadConfig."""

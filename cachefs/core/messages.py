@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cachefs.core import errors, job_messages, view_messages
+from cachefs.core import change_messages, errors, job_messages, order_messages, view_messages
 from cachefs.core.message import Message as Message
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
@@ -35,6 +35,13 @@ JobSubmitted = job_messages.JobSubmitted
 JobTable = job_messages.JobTable
 ListJobs = job_messages.ListJobs
 SubmitJob = job_messages.SubmitJob
+ChangedFolders = change_messages.ChangedFolders
+GetChangedFolders = change_messages.GetChangedFolders
+AnnounceFunction = order_messages.AnnounceFunction
+AnnounceOrder = order_messages.AnnounceOrder
+EndOrder = order_messages.EndOrder
+OrderState = order_messages.OrderState
+OrderStateReply = order_messages.OrderStateReply
 Cover = view_messages.Cover
 CoverChanged = view_messages.CoverChanged
 Freeze = view_messages.Freeze
@@ -404,6 +411,8 @@ Body = (
     | SetPolicy | PolicySet | GetPolicies | PoliciesAt
     | SubmitJob | JobSubmitted | AddJobPaths | GetJob | JobReply | ListJobs | JobTable
     | GetJobFailures | JobFailures | ControlJob | StartSync | GetSync | SyncReply
+    | AnnounceOrder | AnnounceFunction | EndOrder | OrderState | OrderStateReply
+    | GetChangedFolders | ChangedFolders
     | Cover | Uncover | CoverChanged | Freeze | Thaw | ListViews | ViewTable
 )  # fmt: skip
 

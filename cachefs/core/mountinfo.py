@@ -1,6 +1,8 @@
 """The kernel's mounts, as /proc/PID/mountinfo lists them.
 
-Nothing here accesses a mount: a dead or hanging one blocks every access.
+Nothing here accesses a mount: a dead or hanging one blocks every access. A *cover* is a read-only
+clone of a view's tree over a directory of a CacheFS mount. `Mounts` keeps the covers apart, so that
+they hide no CacheFS mount: a path below a cover is a path below the mount.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ SUBTYPE: Final = "cachefs"
 FSTYPE: Final = f"fuse.{SUBTYPE}"
 OWN: Final = Path("/proc/self/mountinfo")
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
+_TREE: Final = re.compile(r"/views/([0-9]+)(?=/|$)")  # of a view, in a tier's directory
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -29,10 +32,19 @@ class Mount(msgspec.Struct, frozen=True):
     source: str
     options: tuple[str, ...]  # of the file system ("super options")
     mount_id: str = ""
+    parent_id: str = ""
+    flags: tuple[str, ...] = ()  # of this mount: ro, nosuid, ...
 
     @property
     def is_cachefs(self) -> bool:
         return self.fstype == FSTYPE
+
+    @property
+    def view(self) -> int:
+        """The view whose tree this mount shows, if it is a cover; -1 for any other mount, and if
+        the path of the tree is ambiguous."""
+        found = _TREE.findall(self.root)
+        return int(found[0]) if len(found) == 1 and "ro" in self.flags else -1
 
     @property
     def owner_uid(self) -> int:
@@ -48,7 +60,7 @@ def parse_mountinfo(text: bytes) -> Iterator[Mount]:
     for line in text.splitlines():
         left, separator, right = line.partition(b" - ")
         fields, rest = left.split(b" "), right.split(b" ")
-        if separator and len(fields) >= 5 and len(rest) >= 2:
+        if separator and len(fields) >= 6 and len(rest) >= 2:
             options = rest[2].decode(errors="replace").split(",") if len(rest) > 2 else []
             yield Mount(
                 device=fields[2].decode(),
@@ -58,6 +70,8 @@ def parse_mountinfo(text: bytes) -> Iterator[Mount]:
                 source=_unescape(rest[1]),
                 options=tuple(options),
                 mount_id=fields[0].decode(),
+                parent_id=fields[1].decode(),
+                flags=tuple(fields[5].decode(errors="replace").split(",")),
             )
 
 
@@ -71,10 +85,14 @@ def device_name(st_dev: int) -> str:
 
 
 class Mounts:
-    """A snapshot of the mounts of one mount namespace."""
+    """A snapshot of the mounts of one mount namespace, `covers` apart."""
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
-        self._mounts = tuple(mounts)
+        everything = tuple(mounts)
+        ours = {mount.mount_id for mount in everything if mount.is_cachefs}
+        self.covers = tuple(_covers(everything, ours))
+        covers = {cover.mount_id for cover in self.covers}
+        self._mounts = tuple(mount for mount in everything if mount.mount_id not in covers)
         self._on_top = {mount.mountpoint: mount for mount in self._mounts}
 
     def __iter__(self) -> Iterator[Mount]:
@@ -83,6 +101,10 @@ class Mounts:
     def at(self, path: str) -> Mount | None:
         """Returns the top mount at exactly this path."""
         return self._on_top.get(path)
+
+    def covers_of(self, mount: Mount) -> list[Mount]:
+        """Returns the covers that lie over directories of a CacheFS mount, in kernel order."""
+        return _covers(self.covers, {mount.mount_id})
 
     def layers(self, path: str) -> int:
         """Returns how many mounts are at exactly this path."""
@@ -105,6 +127,16 @@ class Mounts:
         """Returns the mounts below a mount point."""
         prefix = mountpoint.rstrip("/") + "/"
         return [mount for mount in self._mounts if mount.mountpoint.startswith(prefix)]
+
+
+def _covers(mounts: Iterable[Mount], below: set[str]) -> list[Mount]:
+    """Returns the covers over mounts with these ids, and the covers over those."""
+    ids, found = set(below), []
+    for mount in mounts:
+        if mount.view >= 0 and mount.parent_id in ids:
+            ids.add(mount.mount_id)
+            found.append(mount)
+    return found
 
 
 def read_mounts(path: Path = OWN) -> Mounts:

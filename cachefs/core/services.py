@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
+from cachefs.core.change_messages import ChangedFolders
 from cachefs.core.jobs import JobSpec
 from cachefs.core.messages import (
     Attach,
@@ -91,7 +92,19 @@ class MetadataService(Protocol):
         """Yields invalidations with `seq` > after (negative: from this call on), for ever. Raises
         PositionGone if the stream no longer has that position."""
 
+    def changed_folders(self, after: int) -> ChangedFolders:
+        """Returns the folders whose names changed after a position (negative: none)."""
+
     def status(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class PositionedEvents(Protocol):
+    """The position of the newest event, as far as known here. A metadata service implements it if
+    directories of it can be frozen."""
+
+    @property
+    def position(self) -> int: ...
 
 
 @runtime_checkable

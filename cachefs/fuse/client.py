@@ -27,10 +27,14 @@ import cachefs
 from cachefs.client.connection import RECONNECT_WAIT_S, Connection
 from cachefs.client.sockets import connect_socket
 from cachefs.core import messages as m
+from cachefs.core.addresses import namespace_base
 from cachefs.core.errors import CacheFSError, Unsupported
 from cachefs.core.specs import HEARTBEATS, ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
+from cachefs.fuse.covers.ability import can_cover
+from cachefs.fuse.covers.covered_mount import CoveredMount
+from cachefs.fuse.covers.covers import Covers
 from cachefs.fuse.hang_watch import ServerWatch
 from cachefs.fuse.mount_record_writer import MountRecordWriter
 from cachefs.fuse.runs import CoroutineRunner
@@ -63,6 +67,9 @@ class Client:
         self.stopping = trio.Event()
         self.on_leave: Callable[[], None] = lambda: None  # leaves a deposited mount to a successor
         self.runs = _runs(spec)
+        self.covers: Covers | None = None  # for a mount that may have some
+        if can_cover(spec):
+            self.covers = Covers(namespace_base(spec.source.url), self.stopping.set)
         self._early: list[m.TierState] = []  # received before the Vfs existed
         self._conn: Connection
 
@@ -74,6 +81,8 @@ class Client:
                 nursery.start_soon(self.link.guard)
             self._conn = conn = await self._connect()
             conn.on_event = self._early_event
+            if self.covers is not None:
+                conn.on_cover = self.covers.cover
             nursery.start_soon(conn.run)
             await self._serve(conn)
             nursery.cancel_scope.cancel()
@@ -88,6 +97,8 @@ class Client:
             mountpoint=spec.mountpoint,
             supervisor=self.link.supervisor if self.link is not None else 0,
             many_tiers=True,
+            covers=self.covers is not None,
+            defaults=list(msgspec.structs.astuple(_defaults(spec))),
         )
         wait_s = spec.worker_wait_s or (SERVER_WAIT_S if spec.successor else 0.0)
         deadline = trio.current_time() + wait_s
@@ -111,8 +122,10 @@ class Client:
         spec = self.spec
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
+        if self.covers is not None:
+            self.covers.attached(conn, self._former_mount())
         vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs, attach=attach)
-        conn.on_reconnected = vfs.on_reconnected
+        conn.on_reconnected = lambda attached: self._on_reconnected(vfs, attached)
         conn.on_event = lambda event: self._event(vfs, event)
         for event in self._early:
             vfs.on_event(event)
@@ -139,6 +152,16 @@ class Client:
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_stopping, device, nursery.cancel_scope)
 
+    def _on_reconnected(self, vfs: Vfs, attached: m.Attached) -> None:
+        if self.covers is not None:
+            self.covers.attached(self._conn)
+        vfs.on_reconnected(attached)
+
+    def _former_mount(self) -> CoveredMount | None:
+        """Returns the mount that a predecessor of this client served, if there was one."""
+        where = self.spec.mountpoint
+        return CoveredMount(where, mounting.device_at(where)) if self.spec.successor else None
+
     def _record(self) -> MountRecord:
         """Returns the mount's record, with the pids of this client and its supervisor."""
         supervisor = self.link.supervisor if self.link is not None else 0
@@ -160,6 +183,8 @@ class Client:
         await self.stopping.wait()
         if self.spec.deposit is not None:
             return self.on_leave()
+        if self.covers is not None:
+            await self.covers.end()
         if await trio.to_thread.run_sync(mounting.unmount, self.spec.mountpoint, device):
             await trio.sleep(DRAIN_S)
         self.leave()
@@ -167,6 +192,8 @@ class Client:
 
     def leave(self) -> None:
         """Notifies the server and the supervisor that no successor follows; removes the record."""
+        if self.covers is not None:
+            self.covers.gone()
         self._conn.post(m.Leaving())
         self.record.remove()
         if self.link is not None:
@@ -177,11 +204,16 @@ class Client:
             self.stopping.set()
         elif isinstance(event, m.TierState):
             self._early.append(event)
+        elif isinstance(event, m.Uncover) and self.covers is not None:
+            self.covers.uncover(event)
 
     def _event(self, vfs: Vfs, event: m.Message) -> None:
         if isinstance(event, m.Detach):
             log.info("stopping: the server detached this mount: %s", event.reason or "no reason")
             self.stopping.set()
+        elif isinstance(event, m.Uncover):
+            if self.covers is not None:
+                self.covers.uncover(event)
         else:
             vfs.on_event(event)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError
 from cachefs.fuse import mounting
+from cachefs.fuse.covers.covered_mount import CoveredMount
 from cachefs.fuse.kernel.session import KernelSession
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.vfs import Vfs
@@ -62,6 +65,8 @@ class KernelMountServer:
         async with trio.open_nursery() as nursery:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
+            if client.covers is not None:
+                nursery.start_soon(client.covers.run, CoveredMount(client.spec.mountpoint, device))
             nursery.start_soon(self._report)
             self._send_facts()
             link.say(w.Serving())
@@ -79,6 +84,8 @@ class KernelMountServer:
             log.info("a successor serves the mount now")
             return self._link.say(w.Retired())
         log.info("the mount is gone")
+        with contextlib.suppress(CacheFSError):  # of an aborted connection
+            mounting.uncover_root(self._client.spec.mountpoint)
         self._client.leave()
 
     def _retire(self) -> None:

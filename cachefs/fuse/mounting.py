@@ -34,6 +34,7 @@ UMOUNT_NOFOLLOW: Final = 8
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the numbers of these system calls
 _FSCONFIG_CMD_CREATE: Final = 6
 _CLOEXEC: Final = 1  # of fsopen and of fsmount
+_MAX_LAYERS: Final = 8  # covers of one root, one over the other
 _CONNECTIONS: Final = "/sys/fs/fuse/connections"
 
 
@@ -56,7 +57,8 @@ def mount_options(spec: ClientSpec) -> list[str]:
 
 
 def device_at(mountpoint: str) -> str:
-    """Returns major:minor of the topmost mount at exactly this path, "" when there is none."""
+    """Returns major:minor of the topmost mount at exactly this path, "" when there is none. Covers
+    do not count."""
     mount = read_mounts().at(mountpoint)
     return mount.device if mount else ""
 
@@ -134,6 +136,7 @@ def unmount(mountpoint: str, device: str) -> bool:
     otherwise. Leaves another file system at this path mounted (True). Blocks."""
     if device_at(mountpoint) != device:
         return True
+    uncover_root(mountpoint)
     try:
         _detach(mountpoint, lazy=False)
         return True
@@ -142,6 +145,18 @@ def unmount(mountpoint: str, device: str) -> bool:
     with contextlib.suppress(InUse):
         _detach(mountpoint, lazy=True)
     return False
+
+
+def uncover_root(mountpoint: str) -> None:
+    """Removes the covers of the root of the CacheFS mount at this path, which an unmount of the
+    path would remove instead of the mount. Does not access the mount. Raises CannotMount."""
+    for _ in range(_MAX_LAYERS):
+        mounts = read_mounts()
+        mount = mounts.at(mountpoint)
+        covers = [] if mount is None else mounts.covers_of(mount)
+        if not any(cover.mountpoint == mountpoint for cover in covers):
+            return
+        umount2(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW)
 
 
 def _detach(mountpoint: str, *, lazy: bool) -> None:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from cachefs.core.errors import InUse, NotFound
 from connectors.base import Page
 from connectors.sorted_pages import sorted_pages
+from master.origins.listing import Listing
 from master.state.merge import Batch, Pages
 from master.store.comparison import Compared
 from master.store.transaction import Merged, Transaction, transact
 from master.tree import Place
 
 if TYPE_CHECKING:
-    from master.origins.syncer import Listing, Syncer
+    from master.origins.syncer import Syncer
 
 
 class Watcher(Protocol):
@@ -95,7 +96,8 @@ class Lister:
             raise InUse("the master is stopping")
 
         def one(txn: Transaction, batch: Batch) -> Merged:
-            merged = txn.merge(listing.directory, batch, listing.started_at, now, self._watched)
+            began, skipped = listing.started_at, listing.skipped()
+            merged = txn.merge(listing.directory, batch, began, now, self._watched, skipped)
             if self._watcher is not None:
                 self._syncer.keep(merged.compared.changes)
             if batch.last and merged.resume_after is None:

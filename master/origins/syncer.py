@@ -25,6 +25,7 @@ from cachefs.core.model import Kind
 from connectors.base import Connector, Entry
 from connectors.deadline import bounded
 from master.origins.lister import Lister, Watcher
+from master.origins.listing import Listing
 from master.state.differences import removed_directories
 from master.state.merge import Change
 from master.state.negatives import Negatives
@@ -47,47 +48,6 @@ ORPHANS_AT_ONCE: Final = 16
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
 ORIGIN_DEADLINE_S: Final = 30.0
-
-
-class Listing:
-    """The progress of one directory's listing: its waiters read it, the event loop updates it."""
-
-    def __init__(self, directory: int, mount: Mount, started_at: float) -> None:
-        self.directory = directory
-        self.mount = mount
-        self.started_at = started_at  # wall time
-        self.began = asyncio.get_running_loop().time()
-        self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
-        self.error: CacheFSError | None = None
-        self.done = False
-        self.empty = False  # True once the listing ended without a name
-        self._moved = asyncio.Event()
-
-    def passed(self, name: bytes) -> bool:
-        """Returns whether the store already holds the listing's result for `name`."""
-        return self.safe_below is None or name + b"/" < self.safe_below
-
-    async def progress(self, timeout_s: float) -> bool:
-        """Waits until the frontier moves or the listing ends; returns False after the timeout."""
-        if self.done:
-            return True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._moved.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def advance(self, safe_below: bytes) -> None:
-        self.safe_below = safe_below
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
-
-    def finish(self, error: CacheFSError | None) -> None:
-        self.done, self.error = True, error
-        if error is None:
-            self.safe_below = None
-        self._moved.set()
 
 
 class Syncer:
@@ -217,8 +177,15 @@ class Syncer:
 
     # ---- stats -----------------------------------------------------------------------------------
 
+    def is_asked(self, parent: int, name: bytes) -> bool:
+        """Returns whether a request in flight will tell of a name."""
+        return parent in self._listings or (parent, name) in self._stats
+
     async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
         """Stats a name at its origin; returns None if it is absent. Raises connector errors."""
+        asked = self._stats.get((parent, name))
+        if asked is not None and self.unchecked.covers(parent, name):
+            await asyncio.wait([asked])  # it may have begun before the name was reported
         return await self._shared((parent, name), place.mount, self._stat, parent, name, place)
 
     async def stat_anew(
@@ -283,6 +250,7 @@ class Syncer:
     ) -> Stored | None:
         """Stats one name and writes the reply; appends the changes to `seen` if given."""
         asked_at, marks = self._clock(), self.unchecked.marks
+        older = self._listings.get(parent)
         entry = await self.ask(place.mount, place.of(name))
         self.stats_done += 1
         checked_at = asked_at if place.interval_s else 0.0
@@ -293,6 +261,8 @@ class Syncer:
             known = txn.directory(parent)
             announce = expected_none or (known is not None and known.complete)
             stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            if older is not None:
+                older.overtake(name, stored, txn.stat_changes)
             if seen is not None:
                 seen.append((txn.stat_changes, known is not None))
                 self.keep(txn.stat_changes)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, Throttled
+from cachefs.core.errors import CacheFSError, Stale, Throttled
 from connectors.base import order_key
 from master.origins.syncer import Syncer
 from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s, most_worth_listing
@@ -58,10 +58,14 @@ class LookAgain:
         are unchecked."""
         with self._store.snapshot() as reader:
             names = Names(reader)
-            found = {path: known for path in paths if (known := self._known(names, mount, path))}
+            found = {path: known for path in paths if (known := self._doubtful(names, mount, path))}
         now = self._now()
-        soon = [path for path in found if self._budget.take(STAT_S, now)]
-        later = [known for path, known in found.items() if path not in {*soon}]
+        soon, later = dict[bytes, list[Known]](), list[Known]()
+        for path, doubtful in found.items():
+            if self._budget.take(STAT_S * len(doubtful), now):
+                soon[path] = doubtful
+            else:
+                later += doubtful
         if later:
             await self._mark(later)
         await self._compare_all(mount, soon)
@@ -96,55 +100,97 @@ class LookAgain:
 
     # ---- one by one ------------------------------------------------------------------------------
 
-    async def _compare_all(self, mount: Mount, paths: Sequence[bytes]) -> None:
+    async def _compare_all(self, mount: Mount, names: Mapping[bytes, Sequence[Known]]) -> None:
+        """Compares the names at these paths, each after the names on its path."""
         async with asyncio.TaskGroup() as group:
-            for path in paths:
-                group.create_task(self._name(mount, path))
+            for path, doubtful in names.items():
+                group.create_task(self._name(mount, path, doubtful))
 
-    async def _name(self, mount: Mount, path: bytes) -> None:
+    async def _name(self, mount: Mount, path: bytes, doubtful: Sequence[Known]) -> None:
+        """Compares a name, then the directories above that may have ended with it."""
+        for directory, name, place in doubtful:
+            if place.of(name) != path:
+                async with self._turns:
+                    await self._compare(directory, name, place)
         while path:
             async with self._turns:
-                if not await self._compare(mount, path):
+                with self._store.snapshot() as reader:
+                    found = self._known(Names(reader), mount, path)
+                if found is None or not await self._compare(*found):
                     return
             path = path.rpartition(b"/")[0]
 
-    async def _compare(self, mount: Mount, path: bytes) -> bool:
+    async def _compare(self, parent: int, name: bytes, place: Place) -> bool:
         """Compares one name; returns whether its directory may have ended with it, as in a store
         whose directories are only parts of keys. A name that the origin does not tell is not
         trusted from then on: its next access checks it."""
-        with self._store.snapshot() as reader:
-            known = self._known(Names(reader), mount, path)
-        if known is None:
-            return False
-        parent, name, place = known
         try:
             stored, changes, _ = await self._sync.stat_anew(parent, name, place)
+        except Stale:  # a later reply removed the directory
+            return False
         except CacheFSError as err:
             self._sync.warn(place, name, err)
-            await self._sync.write(lambda txn: _distrust(txn, parent, name))
-            self._sync.wake()
+            await self._distrust(parent, name)
             return False
         self._sync.release(changes)
         self._sync.directories_removed()
         has_directories = place.mount.connector.capabilities.directories
         return stored is None and bool(changes) and not has_directories and self._is_empty(parent)
 
+    async def _distrust(self, parent: int, name: bytes) -> None:
+        """Makes what the store has of a name stale, also if a listing in flight writes it."""
+        self._unchecked.mark(parent, name)
+        self._sync.negatives.discard(parent, name)
+        await self._sync.write(lambda txn: _distrust(txn, parent, name))
+        self._sync.wake()
+        if (running := self._sync.listing(parent)) is not None:
+            while not running.done:
+                await running.progress(RETRY_S)
+            await self._sync.write(lambda txn: _distrust(txn, parent, name))
+        self._unchecked.checked(parent, name, self._unchecked.marks)
+
     def _known(self, names: Names, mount: Mount, path: bytes) -> Known | None:
-        """Returns (directory, name, its place) of the first name on the path that is not known as
-        a directory, or of the last one; None if nothing is known of that name."""
-        at = mount.root
-        *above, last = path.split(b"/")
-        for name in (*above, last):
-            if self._tree.held_child(at, name) is not None:
-                return None  # what another source has there
-            stored = names.dentry(at, order_key(name, True))
-            if stored is None or name is last:
-                break
-            at = stored.inode.ino
-        was_asked = self._sync.negatives.checked_at(at, name) > 0
-        if not was_asked and names.child(at, name) is None and names.directory(at) is None:
+        """Returns the first name on the path that is not known as a directory, or the last one;
+        None if nothing is known of that name."""
+        if not (steps := self._steps(names, mount, path)):
+            return None
+        at, name = steps[-1]
+        if not (self._sync.is_asked(at, name) or self._is_known(names, at, name)):
             return None
         return at, name, self._tree.directory(names, at)
+
+    def _doubtful(self, names: Names, mount: Mount, path: bytes) -> list[Known]:
+        """Returns the directories on the path about which a request is in flight, as its reply
+        may be older than a change that was reported now, and the name of `_known`."""
+        steps = self._steps(names, mount, path)
+        above = [
+            (at, name, self._tree.directory(names, at))
+            for at, name in steps[:-1]
+            if self._sync.is_asked(at, name)
+        ]
+        last = self._known(names, mount, path)
+        return above if last is None else [*above, last]
+
+    def _steps(self, names: Names, mount: Mount, path: bytes) -> list[tuple[int, bytes]]:
+        """Returns (directory, name) of the names on the path, to the first that is not known as a
+        directory. Nothing if another source has the path."""
+        steps: list[tuple[int, bytes]] = []
+        at = mount.root
+        for name in path.split(b"/"):
+            if self._tree.held_child(at, name) is not None:
+                return []
+            steps.append((at, name))
+            stored = names.dentry(at, order_key(name, True))
+            if stored is None:
+                break
+            at = stored.inode.ino
+        return steps
+
+    def _is_known(self, names: Names, directory: int, name: bytes) -> bool:
+        """Returns whether the store answers for a name."""
+        was_asked = self._sync.negatives.checked_at(directory, name) > 0
+        known = was_asked or names.child(directory, name) is not None
+        return known or names.directory(directory) is not None
 
     def _is_empty(self, directory: int) -> bool:
         with self._store.snapshot() as reader:
@@ -185,7 +231,7 @@ class LookAgain:
             return
         step, marks = names[:STEP], self._unchecked.marks
         self._budget.take(STAT_S * len(step), self._now())
-        await self._compare_all(place.mount, [place.of(name) for name in step])
+        await self._compare_all(place.mount, {place.of(name): () for name in step})
         for name in step:  # what is left is not known any more, or not trusted
             self._unchecked.checked(directory, name, marks)
         self._unchecked.postpone(directory)

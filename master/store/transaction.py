@@ -91,14 +91,24 @@ class Transaction(Names):
     # ---- one listing -----------------------------------------------------------------------------
 
     def merge(
-        self, parent: int, batch: Batch, asked_at: float, now: float, watched: frozenset[bytes]
+        self,
+        parent: int,
+        batch: Batch,
+        asked_at: float,
+        now: float,
+        watched: frozenset[bytes],
+        skipped: frozenset[bytes] = frozenset(),
     ) -> Merged:
-        """Merges the batch into the stored names. Announces new names if the directory was listed
-        before or if they are in `watched`. Raises Stale if the directory was removed."""
+        """Merges the batch into the stored names, except those `skipped`, which stay as they are.
+        Announces new names if the directory was listed before or if they are in `watched`. Raises
+        Stale if the directory was removed."""
         if parent != ROOT_INO and self.place(parent) is None:
             raise Stale("the directory was removed while it was listed")
         events_before = len(self._events)
         compared = compare(self, parent, batch, asked_at, now, MAX_STORED_PER_MERGE)
+        if skipped:
+            changes = [c for c in compared.changes if name_of(c.key) not in skipped]
+            compared = compared._replace(changes=changes)
         self._apply(parent, compared.changes, asked_at, watched, announce=compared.was_listed)
         cut = compared.upto if compared.cut else None
         changed = len(self._events) - events_before

@@ -4,15 +4,20 @@ known costs nothing, and an origin that does not answer makes a name untrusted."
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from cachefs.core.errors import Unreachable
+import pytest
+
+from cachefs.core.errors import AccessDenied, Stale, Unreachable
 from cachefs.core.model import UfsSpec
 from connectors.base import Entry
 from master.namespace import Master
+from master.push.work_budget import WorkBudget
 from master.state.health import PROBE_EVERY_S
-from tests.integration.test_master import Clock, names_of, run
+from tests.integration.test_master import Clock, names_of, run, until
 from tests.integration.test_mount_table import Origin, cluster, inode_of
 
 X = UfsSpec("s3://x")
@@ -141,5 +146,174 @@ def test_a_check_in_flight_is_older_than_the_event(tmp_path: Path) -> None:
         origin.script.unblock()
         await asyncio.gather(older, event)
         assert origin.stats == 2
+
+    play(tmp_path, origin, script)
+
+
+# ---- requests in flight, which may have read the origin before the change ------------------------
+
+
+class SlowOrigin(Origin):
+    """Holds replies about one path back after they were read."""
+
+    def __init__(self, files: dict[bytes, bytes], held: bytes) -> None:
+        super().__init__(files, page_entries=1)
+        self.held = held
+        self.read, self.go_on = threading.Event(), threading.Event()
+
+    def stat(self, path: bytes) -> Entry:
+        try:
+            return super().stat(path)
+        finally:
+            if path == self.held and not self.read.is_set():
+                self.read.set()
+                self.go_on.wait(30.0)
+
+
+@contextlib.asynccontextmanager
+async def listing_in_flight(
+    master: Master, origin: Origin, directory: bytes
+) -> AsyncIterator[None]:
+    """The whole directory was read; its names after the first page are written on leaving."""
+    ino = (await inode_of(master, directory)).ino
+    origin.block("page")
+    listing = asyncio.ensure_future(names_of(master, ino))
+    await asyncio.to_thread(origin.script.wait_blocked, "page")
+    yield
+    origin.unblock("page")
+    with contextlib.suppress(Stale):
+        await listing
+    await until(lambda: master.status()["listings"] > 0)
+
+
+def test_a_name_appears_beside_the_first_listing(tmp_path: Path) -> None:
+    origin = Origin({b"d/a": b"1", b"d/b": b"1"}, page_entries=1)
+
+    async def script(master: Master, clock: Clock) -> None:
+        async with listing_in_flight(master, origin, b"/data/d"):
+            origin.put(b"d/new", b"22")
+            await master.look_again(b"/data", [b"d/new"])
+        assert await size_of(master, b"/data/d/new") == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_a_listing_brings_nothing_back_that_an_event_removed_or_changed(tmp_path: Path) -> None:
+    origin = Origin({b"d/a": b"1", b"d/gone": b"1", b"d/longer": b"1"}, page_entries=1)
+
+    async def script(master: Master, clock: Clock) -> None:
+        async with listing_in_flight(master, origin, b"/data/d"):
+            origin.delete(b"d/gone")
+            origin.put(b"d/longer", b"22")
+            await master.look_again(b"/data", [b"d/gone", b"d/longer"])
+        assert await size_of(master, b"/data/d/gone") is None
+        assert await size_of(master, b"/data/d/longer") == 2
+        assert await names_of(master, (await inode_of(master, b"/data/d")).ino) == [b"a", b"longer"]
+
+    play(tmp_path, origin, script)
+
+
+def test_a_directory_is_there_again_before_an_older_listing_ends(tmp_path: Path) -> None:
+    """That listing read the directory above while the other one had no names."""
+    origin = Origin({b"0": b"1", b"1": b"1", b"d/f": b"1"}, page_entries=1)
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/d/f")
+        origin.delete(b"d/f")
+        async with listing_in_flight(master, origin, b"/data"):
+            origin.put(b"d/g", b"22")
+            await master.look_again(b"/data", [b"d/g"])
+        assert await size_of(master, b"/data/d/g") == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_a_listing_brings_back_no_directory_whose_names_are_all_gone(tmp_path: Path) -> None:
+    origin = Origin({b"0": b"1", b"1": b"1", b"d/f": b"1"}, page_entries=1)
+
+    async def script(master: Master, clock: Clock) -> None:
+        async with listing_in_flight(master, origin, b"/data"):
+            origin.delete(b"d/f")
+            await master.look_again(b"/data", [b"d/f"])
+        assert (await master.resolve(b"/data/d")).inode is None
+
+    play(tmp_path, origin, script)
+
+
+def test_a_name_appears_beside_the_first_question_for_it(tmp_path: Path) -> None:
+    origin = SlowOrigin({b"f": b"1"}, held=b"new")
+
+    async def script(master: Master, clock: Clock) -> None:
+        older = asyncio.ensure_future(master.resolve(b"/data/new"))
+        await asyncio.to_thread(origin.read.wait)
+        origin.put(b"new", b"22")
+        event = asyncio.ensure_future(master.look_again(b"/data", [b"new"]))
+        await asyncio.sleep(0)
+        origin.go_on.set()
+        await asyncio.gather(older, event)
+        assert await size_of(master, b"/data/new") == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_a_reader_of_an_unchecked_name_gets_no_reply_from_before_the_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkBudget, "take", lambda *_: False)
+    monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: 30.0)
+    origin = SlowOrigin({b"f": b"1"}, held=b"f")
+
+    async def script(master: Master, clock: Clock) -> None:
+        older = asyncio.ensure_future(master.resolve(b"/data/f"))
+        await asyncio.to_thread(origin.read.wait)
+        origin.put(b"f", b"22")
+        await master.look_again(b"/data", [b"f"])
+        newer = asyncio.ensure_future(size_of(master, b"/data/f"))
+        await asyncio.sleep(0)
+        origin.go_on.set()
+        await older
+        assert await newer == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_an_error_is_not_forgotten_when_an_older_listing_ends(tmp_path: Path) -> None:
+    origin = Origin({b"d/a": b"1", b"d/f": b"1"}, page_entries=1)
+
+    async def script(master: Master, clock: Clock) -> None:
+        async with listing_in_flight(master, origin, b"/data/d"):
+            origin.put(b"d/f", b"22")
+            origin.fail("stat", b"d/f", AccessDenied("for now"))
+            event = asyncio.ensure_future(master.look_again(b"/data", [b"d/f"]))
+            await until(lambda: origin.script.calls_by_path["stat", b"d/f"] > 0)
+        await event
+        assert await size_of(master, b"/data/d/f") == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_names_that_are_the_same_as_their_directory(tmp_path: Path) -> None:
+    origin = Origin({b"d/d": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        assert await size_of(master, b"/data/d/d") == 1
+        origin.put(b"d/d", b"22")
+        await master.look_again(b"/data", [b"d/d"])
+        assert await size_of(master, b"/data/d/d") == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_a_path_whose_directory_is_removed_meanwhile_is_resolved_again(tmp_path: Path) -> None:
+    origin = SlowOrigin({b"d/f": b"1"}, held=b"d/f")
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/d")
+        size = asyncio.ensure_future(size_of(master, b"/data/d/f"))
+        await asyncio.to_thread(origin.read.wait)
+        origin.delete(b"d/f")
+        await master.look_again(b"/data", [b"d"])
+        origin.go_on.set()
+        assert await size is None
 
     play(tmp_path, origin, script)

@@ -47,7 +47,7 @@ class Downward:
             self._streak += 1
             self._low = offset
         elif self._is_next_run(end):
-            self._run_bytes = self._top - self._low
+            self._run_bytes = self._run_bytes or self._top - self._low
             self._low, self._top = offset, end
         elif self._low <= offset <= self._top + NEAR_BYTES:
             self._top = max(self._top, end)
@@ -67,8 +67,15 @@ class Downward:
         self._streak = self._run_bytes = self._window_bytes = 0
 
     def _is_next_run(self, end: int) -> bool:
-        run_bytes = self._top - self._low
-        return self._streak >= STREAK and abs(end - self._top - run_bytes) <= SLACK_BYTES
+        """Returns whether a request begins a run above this one. All requests of a run may be
+        missing: the client reads what an earlier reply granted without another request. So the
+        length of the first run counts, and runs in between may be skipped."""
+        if self._streak < STREAK:
+            return False
+        run_bytes = self._run_bytes or self._top - self._low
+        runs = round((end - self._top) / run_bytes)
+        most = 1 + MOST_WINDOW_BYTES // run_bytes if self._run_bytes else 1
+        return 1 <= runs <= most and abs(end - self._top - runs * run_bytes) <= SLACK_BYTES
 
     def _rest_of_run(self, end: int) -> Span:
         if self._low - self._below <= self._window_bytes // 2:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from worker.cache.promotion import Moves
     from worker.cache.tier import Tier
     from worker.cache.tier_set import TierSet
+    from worker.fill.transit import Ticket
 
 
 class CacheLoading:
@@ -53,11 +54,25 @@ class CacheLoading:
                 return other.loading.load(load)
         load.ended(loaded)
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
+    def bring_ahead(
+        self,
+        origin: Origin,
+        ended: Callable[[bool], None],
+        ticket: Ticket | None = None,
+    ) -> PrefetchResult:
         """Begins to fetch a small file that is likely to be opened soon, as a fill would. `ended`
-        is called in the loop, and only after BEGUN: with whether all of it is here."""
+        is called in the loop, and only after BEGUN: with whether all of it is here. With `ticket`,
+        a file that admission refuses is fetched into the transit window."""
         tier = self._chooser.of_new(origin)
-        return tier.loading.bring_ahead(origin, ended) if tier is not None else PrefetchResult.HERE
+        if tier is None:
+            return PrefetchResult.HERE
+        return tier.loading.bring_ahead(origin, ended, ticket)
+
+    def withdraw(self, key: bytes, ticket: Ticket, is_opened: bool) -> None:
+        """Ends the wait of an order for a file in the transit window. `is_opened`: a reader is
+        opening it. Idempotent."""
+        for tier in self._tiers.in_service():
+            tier.loading.withdraw(key, ticket, is_opened=is_opened)
 
     def places_ahead(self) -> int:
         """Returns how many more files may be fetched ahead now: other reads find a place then.

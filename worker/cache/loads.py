@@ -23,7 +23,9 @@ from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
 from worker.fill.fill import Filler
 from worker.fill.range_fill import Limits, RangeFill
+from worker.fill.segments import Segments
 from worker.fill.transfer import PIECE_PAGES
+from worker.fill.transit import Ticket
 from worker.tier.admission import Admission, NoRoom
 from worker.tier.catalog import Catalog
 from worker.tier.contents import Contents
@@ -53,6 +55,7 @@ class TierLoading:
         space: Admission,
         housekeeping: Housekeeping,
         filler: Filler,
+        segments: Segments,
     ) -> None:
         self._context = context
         self._disk = disk
@@ -62,6 +65,7 @@ class TierLoading:
         self._space = space
         self._housekeeping = housekeeping
         self._filler = filler
+        self._segments = segments
         self._checks = Checks(context, disk, catalog)
         self._loop = asyncio.get_running_loop()
         self._known: list[Load] = []  # to be looked up together
@@ -84,21 +88,31 @@ class TierLoading:
             return self._look_soon(load)
         self._context.tasks.start(self._load(load))
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
+    def bring_ahead(
+        self,
+        origin: Origin,
+        ended: Callable[[bool], None],
+        ticket: Ticket | None,
+    ) -> PrefetchResult:
         """See `CacheLoading`."""
         if self._context.memory.under_pressure:
             return PrefetchResult.REFUSED
         entry = self._catalog.open_nowait(origin, origin.content.key)
         if entry is None:
             return PrefetchResult.HERE
+        if ticket is not None and self._segments.expect(entry.key, ticket):
+            self._catalog.leave(entry)
+            return PrefetchResult.IN_TRANSIT
         if entry.pages.bits or entry.inflight or entry.failed is not None:
+            self._catalog.leave(entry)
+            return PrefetchResult.HERE
+        if self._segments.bits(entry.key, 0, entry.page_count):  # of a reader
             self._catalog.leave(entry)
             return PrefetchResult.HERE
         need_bytes = allocation(entry.size)
         has_room = not entry.detached and self._space.reserve_nowait(need_bytes, entry)
         if not has_room and (entry.detached or not self._space.may_fit(need_bytes, entry)):
-            self._catalog.leave(entry)
-            return PrefetchResult.REFUSED
+            return self._bring_in_transit(entry, ended, ticket)
         self._filler.claim(
             entry,
             0,
@@ -106,9 +120,32 @@ class TierLoading:
             background=True,
             cache_only=True,
             room_bytes=need_bytes if has_room else 0,
-            ended=functools.partial(self._came_ahead, ended),
+            ended=functools.partial(self._came_ahead, ended, ticket),
         )
         return PrefetchResult.BEGUN
+
+    def _bring_in_transit(
+        self, entry: Entry, ended: Callable[[bool], None], ticket: Ticket | None
+    ) -> PrefetchResult:
+        segment = None
+        if ticket is not None and not entry.detached:
+            segment = self._segments.make_transit(entry.key, entry.size, ticket)
+        if segment is None:
+            self._catalog.leave(entry)
+            return PrefetchResult.REFUSED
+        self._filler.claim(
+            entry,
+            0,
+            entry.page_count,
+            background=True,
+            transit=segment,
+            ended=functools.partial(self._came_ahead, ended, None),
+        )
+        return PrefetchResult.BEGUN
+
+    def withdraw(self, key: bytes, ticket: Ticket, *, is_opened: bool) -> None:
+        """See `CacheLoading`."""
+        self._segments.withdraw(key, ticket, is_opened=is_opened)
 
     def places_ahead(self) -> int:
         """See `CacheLoading`."""
@@ -116,9 +153,18 @@ class TierLoading:
         return most - FREE_PLACES - self._context.counters.fills_in_flight
 
     def _came_ahead(
-        self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
+        self,
+        ended: Callable[[bool], None],
+        ticket: Ticket | None,
+        piece: Piece,
+        error: CacheFSError | None,
     ) -> None:
-        is_here = error is None and piece.entry.pages.complete
+        """Ends a prefetch. One that found no room after all continues in the transit window."""
+        is_here = error is None and self._filler.is_here(piece.entry, piece.end - 1)
+        if not is_here and error is None and ticket is not None:
+            if self._bring_in_transit(piece.entry, ended, ticket) is PrefetchResult.REFUSED:
+                ended(False)
+            return
         self._catalog.leave(piece.entry)
         ended(is_here)
 

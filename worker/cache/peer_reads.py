@@ -145,7 +145,7 @@ class TierServing:
         stop = min(end, segment.ready_end)
         sums = segment.checksums[first - segment.first : stop - segment.first]
         size_bytes = min(stop * PAGE_BYTES, segment.stop) - first * PAGE_BYTES
-        fd = await self._segments.grant(segment)
+        fd = await self._segments.grant(segment, to_reader=False)
         return Pages(fd, segment.start, first, size_bytes, sums)
 
     async def _cold(self, key: bytes, first: int, end: int) -> Pages | None:

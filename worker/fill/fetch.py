@@ -25,7 +25,7 @@ class Piece:
     __slots__ = (
         "background", "cache_only", "end", "ended", "entry", "first", "is_counted", "last",
         "origin_bytes", "past", "purpose", "room_bytes", "segment", "size_bytes", "started_s",
-        "unsettled", "whole",
+        "transit", "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
@@ -40,6 +40,7 @@ class Piece:
         self.cache_only = False  # if the cache refuses it, the fill ends
         self.whole = False  # a segment is of use only with all pages
         self.past = False  # past the tier's disk, into memory
+        self.transit = False  # into `segment`, which has room for all of it
         self.purpose = Purpose.READ
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
         self.origin_bytes = 0  # received for this piece
@@ -68,8 +69,9 @@ class Piece:
 
     @property
     def is_for_nobody(self) -> bool:
-        """True if no reader needs the piece soon: a load, or the completion of a file."""
-        return self.background and self.cache_only
+        """True if no reader waits for the piece: a load, a prefetch, or the completion of a
+        file."""
+        return self.background and (self.cache_only or self.transit)
 
     @property
     def need_bytes(self) -> int:

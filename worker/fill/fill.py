@@ -21,7 +21,8 @@ from cachefs.core.pages import range_bytes
 from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
 from worker.fill.fetch import FailedAttempt, Piece, described, path_of
-from worker.fill.segment import Segment, make_file
+from worker.fill.segment import Segment
+from worker.fill.segment_fills import SegmentFills
 from worker.fill.segments import Segments
 from worker.fill.small.reads import SmallFile
 from worker.fill.source import NotHere, Purpose
@@ -70,6 +71,7 @@ class Filler:
         self._changed = ChangedFiles(context, catalog)
         self._stalls = Stalls(context, supply)
         self._attempts = Attempts(context, supply, self._stalls)
+        self._past = SegmentFills(context, disk, supply, segments, self._stalls, self._attempts)
         self._running = self._stalls.running
         self._aborted = False
         self._on_piece_end: list[Callable[[Entry], None]] = []
@@ -99,15 +101,18 @@ class Filler:
         whole: bool = False,
         past: bool = False,
         room_bytes: int = 0,
+        transit: Segment | None = None,
         purpose: Purpose = Purpose.READ,
         ended: Callable[[Piece, CacheFSError | None], None] | None = None,
     ) -> None:
         """Starts a fill of the pages [first, end) of one block, of which none is cached or claimed.
-        `room_bytes` are reserved for them already (0: none yet). `past`: bypass the tier's disk. A
-        `READ` that waits for no peer becomes a `SERVE`."""
+        `room_bytes` are reserved for them already (0: none yet). `past`: bypass the tier's disk.
+        `transit`: the segment to fill, in place of the cache. A `READ` that waits for no peer
+        becomes a `SERVE`."""
         piece = Piece(entry, first, end)
         piece.background, piece.cache_only, piece.whole = background, cache_only, whole
         piece.room_bytes, piece.past = room_bytes, past
+        piece.segment, piece.transit = transit, transit is not None
         epoch = None
         if purpose is Purpose.READ:
             epoch = self.waits_for_peers(piece)
@@ -133,25 +138,39 @@ class Filler:
             self._context.tasks.start(self._bring(piece))
 
     def _begin_at_once(self, piece: Piece) -> bool:
-        """Starts the first transfer into the cache, if no wait is needed."""
-        if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
+        """Starts the first transfer into the cache or the segment of a transit, if no wait is
+        needed."""
+        if self._aborted:
             return False
-        transfer = self._cache_transfer(piece, piece.first)
+        if not piece.transit and not (piece.cacheable and self._reserved_nowait(piece)):
+            return False
+        transfer = self._first_transfer(piece, piece.first)
         transfer.limit_s = self._context.config.origin_deadline_s
         self._stalls.began(transfer, piece)
         done = functools.partial(self._begun, piece, transfer)
         if not self._starts_small(piece, transfer, done):
-            self._supply.threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
+            self._supply.threads(piece).submit(self._run_of(piece), transfer, done=done)
         return True
+
+    def _first_transfer(self, piece: Piece, first: int) -> Transfer:
+        if piece.transit and piece.segment is not None:
+            return self._past.transfer(piece, piece.segment, first)
+        return self._cache_transfer(piece, first)
+
+    def _run_of(self, piece: Piece) -> Callable[[Transfer], None]:
+        """Returns what runs the piece's first transfer, in a thread."""
+        if piece.transit and piece.segment is not None:
+            return functools.partial(self._past.run, piece, piece.segment)
+        return functools.partial(self._run_into_cache, piece)
 
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
         if not (piece.is_small and piece.purpose is Purpose.SERVE):
             return False
-        store, run = (
-            functools.partial(self._store_small, piece.entry, transfer),
-            self._run_into_cache,
-        )
-        otherwise = lambda: self._supply.threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
+        store = functools.partial(self._store_small, piece.entry, transfer)
+        if piece.transit and piece.segment is not None:
+            store = functools.partial(self._past.store, piece.segment, transfer)
+        run = self._run_of(piece)
+        otherwise = lambda: self._supply.threads(piece).submit(run, transfer, done=done)  # noqa: E731
         return self._supply.small.start(SmallFile(piece.entry.origin, store, done, otherwise))
 
     def _begun(
@@ -163,7 +182,10 @@ class Filler:
         elif error is not None:
             self._context.tasks.start(self._bring(piece, FailedAttempt(transfer, error)))
         else:
-            self._finish_cached(piece)
+            if piece.transit and piece.segment is not None:
+                self._past.finish(piece, piece.segment)
+            else:
+                self._finish_cached(piece)
             self._end(piece, None)
 
     async def _bring(self, piece: Piece, begun: FailedAttempt | None = None) -> None:
@@ -266,6 +288,8 @@ class Filler:
         entry, first = piece.entry, piece.first
         if begun is None:
             self._stalls.check(entry.origin)
+        if piece.transit and piece.segment is not None:
+            return await self._past.fill_transit(piece, piece.segment, begun)
         if begun is not None or (piece.cacheable and await self._reserved(piece)):
             try:
                 await self._into_cache(piece, begun)
@@ -408,7 +432,7 @@ class Filler:
         )
         piece.segment = segment
         try:
-            await self._fill_segment(piece, segment)
+            await self._past.fill(piece, segment)
         except DiskFault as fault:
             if segment.in_memory:
                 raise NoSpace("the cache disk fails, and memory for it is used up") from fault
@@ -419,36 +443,6 @@ class Filler:
         # After a segment that was cut short, the waiting reader requests the rest: else the last
         # page would wait for as many reservations as there are pages before it.
         return piece.end
-
-    async def _fill_segment(self, piece: Piece, segment: Segment) -> None:
-        entry = piece.entry
-
-        def on_page(page: int, checksum: int) -> None:
-            self._disk.wake.call(self._segment_page, piece, segment, page, checksum)
-
-        def run(transfer: Transfer) -> None:
-            self._stalls.check(entry.origin)
-            transfer.raise_if_aborted()
-            transfer.at_disk += 1
-            make_file(segment, self._disk.directory)
-            transfer.at_disk += 1
-            transfer.run(self._supply.source, segment.fd, piece.purpose)
-
-        await self._attempts.run(
-            piece,
-            segment.first,
-            segment.end,
-            lambda first: Transfer(
-                entry.origin, first, segment.end, segment.start, on_page, segment.span
-            ),
-            run,
-        )
-
-    def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
-        segment.checksums.append(checksum)
-        segment.ready_end = page + 1
-        self._context.arrivals.came(piece.entry.origin)
-        piece.settle(page)
 
     def abort(self) -> None:
         """Ends the requests in flight: their threads stop at the next chunk. Later results never

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from cachefs.core.errors import NoSpace
 from cachefs.core.pages import ByteRange, PageRange
 from worker.fill.transfer import DiskFault
 from worker.store.directory import TierDirectory
@@ -15,11 +16,13 @@ from worker.tier.ledger import allocation
 @dataclass(frozen=True, slots=True)
 class Area:
     """The place and use of a segment. `whole`: the kernel reads all of a small file from it.
-    `copied`: in memory because the scratch area is full; its bytes are copied to clients."""
+    `copied`: in memory because the scratch area is full; its bytes are copied to clients.
+    `transit`: prefetched for an announced order, see `worker.fill.transit`."""
 
     in_memory: bool = False
     whole: bool = False
     copied: bool = False
+    transit: bool = False
 
 
 class Segment:
@@ -88,3 +91,16 @@ def memory_file(size_bytes: int) -> int:
         return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
+
+
+def no_room(*, in_memory: bool) -> NoSpace:
+    """Returns the error of a segment for which there is no room."""
+    if in_memory:
+        return NoSpace(
+            "the cache disk fails, and memory for what is read past it is used up",
+            remedy="give a larger --memory-limit, or see to the disk",
+        )
+    return NoSpace(
+        "the scratch area of the cache is full",
+        remedy="give a larger --cache-size, or read fewer large files at a time",
+    )

@@ -12,6 +12,9 @@ Fills wait for room in order, first come, first served. When the scratch area ha
 lending a descriptor. Only the worker has such a segment open, so its room becomes free however long
 clients keep lent ones.
 
+What announced orders prefetch past a full cache is in `transit` (`worker.fill.transit`): each such
+segment stays until its file was read.
+
 Where readers crowd the room (`worker.fill.shares`), a segment is a part: the bytes that one reader
 requested, in memory. No other reader finds a part, and it is dropped as soon as its reader has it.
 """
@@ -26,13 +29,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.core.errors import NoSpace
 from cachefs.core.messages import COPY_BYTES
 from cachefs.core.model import PAGE_BYTES
-from cachefs.core.pages import ByteRange, PageRange, page_span, range_bytes
-from worker.fill.segment import Area, Segment
+from cachefs.core.pages import ByteRange, PageRange, page_count, page_span, range_bytes
+from worker.fill.segment import Area, Segment, no_room
 from worker.fill.shares import ActiveReaders, is_crowded, piece_bytes, segments_kept
 from worker.fill.transfer import PIECE_PAGES
+from worker.fill.transit import Order, Ticket, Transit
 from worker.store.filesystem import is_unused
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
@@ -70,9 +73,6 @@ class _Want:
     is_needed: Callable[[], bool]
 
 
-Order = collections.OrderedDict[int, Segment]
-
-
 class Segments:
     """The segments of a tier, least recently used first."""
 
@@ -84,6 +84,7 @@ class Segments:
             False: collections.OrderedDict(),
             True: collections.OrderedDict(),
         }
+        self.transit = Transit()
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while clients had them open
         self._dropped_filling = 0  # dropped segments with a transfer in progress
@@ -98,17 +99,21 @@ class Segments:
         self.readers = ActiveReaders()
 
     def __len__(self) -> int:
-        return sum(map(len, self._orders.values()))
+        return sum(map(len, self._orders.values())) + len(self.transit)
 
     def _all(self) -> list[Segment]:
-        return [segment for order in self._orders.values() for segment in order.values()]
+        orders = (*self._orders.values(), self.transit.segments)
+        return [segment for order in orders for segment in order.values()]
+
+    def _order_of(self, area: Area) -> Order:
+        return self.transit.segments if area.transit else self._orders[area.in_memory]
 
     def find(self, key: bytes, page: int) -> Segment | None:
         """Returns the segment that has the page now, or None."""
         segment = self._by_page.get((key, page))
         if segment is None or page >= segment.ready_end:
             return None
-        self._orders[segment.in_memory].move_to_end(id(segment))
+        self._order_of(segment.area).move_to_end(id(segment))
         return segment
 
     def bits(self, key: bytes, first: int, end: int) -> int:
@@ -117,10 +122,14 @@ class Segments:
             return 0
         return sum(1 << page for page in range(first, end) if (key, page) in self._by_page)
 
-    async def grant(self, segment: Segment) -> int:
-        """Returns a descriptor for a client. Raises OSError."""
+    async def grant(self, segment: Segment, *, to_reader: bool = True) -> int:
+        """Returns a descriptor for a client. Raises OSError. `to_reader`: for one of this node,
+        which ends the transit of a file that no other open is expected of."""
         segment.granted = segment.lent = True
-        return await self._disk.reopen(segment.fd, in_memory=segment.in_memory)
+        fd = await self._disk.reopen(segment.fd, in_memory=segment.in_memory)
+        if to_reader and self.transit.read(segment):
+            self.drop(segment)
+        return fd
 
     def copy(self, segment: Segment, offset: int, end: int, *, is_sequential: bool) -> bytes:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
@@ -179,7 +188,7 @@ class Segments:
     def leave_tier(self) -> None:
         """Drops all segments on a disk that hangs. Their fills leave their places to fills that
         bypass the disk."""
-        for segment in [*self._orders[False].values()]:
+        for segment in [*self._orders[False].values(), *self.transit.segments.values()]:
             self.drop(segment)
             self._give_place_back(segment)
 
@@ -213,8 +222,34 @@ class Segments:
                 return segment
         found = None if turn.locked() else self._try(want, area)
         if found is None:
-            raise _no_room(in_memory=in_memory)
+            raise no_room(in_memory=in_memory)
         return found
+
+    def make_transit(self, key: bytes, size_bytes: int, ticket: Ticket) -> Segment | None:
+        """Returns a segment for all of a small file, which an announced order wants; None if the
+        transit window has no room for it now."""
+        now, need_bytes = self._context.monotonic(), allocation(size_bytes)
+        area = Area(whole=True, transit=True)
+        if not self._disk.health.writable(now) or not self._room(need_bytes, area, gentle=True):
+            return None
+        pages = (0, page_count(size_bytes))
+        want = _Want(key, size_bytes, pages, None, area, now, True, lambda: True)
+        segment = self._add(want, (0, size_bytes), pages, area)
+        self.transit.expect(segment, ticket)
+        return segment
+
+    def expect(self, key: bytes, ticket: Ticket) -> bool:
+        """Adds another expected open of a file in transit. False: it is not in transit."""
+        segment = self._by_page.get((key, 0))
+        return segment is not None and self.transit.expect(segment, ticket)
+
+    def withdraw(self, key: bytes, ticket: Ticket, *, is_opened: bool) -> None:
+        """Ends the wait of an order for the open of a file. `is_opened`: a reader is opening it.
+        Unknown ones are ignored."""
+        segment = self._by_page.get((key, 0))
+        now = self._context.monotonic()
+        if segment is not None and self.transit.withdraw(segment, ticket, now, is_opened=is_opened):
+            self.drop(segment)
 
     async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
         until = (want.since_s if want.area.whole else self._context.monotonic()) + wait_s
@@ -230,7 +265,7 @@ class Segments:
             elif now >= until:
                 break
             await self._contents.room_changed.wait(POLL_S)
-        raise _no_room(in_memory=want.area.in_memory)
+        raise no_room(in_memory=want.area.in_memory)
 
     def _areas(self, want: _Want, now: float) -> Iterator[Area]:
         """Yields the areas to try. A part is copied only if no part could be lent for a while:
@@ -290,24 +325,35 @@ class Segments:
         lent = 0
         if area.in_memory and not area.copied:
             lent = len(self._orphans) + self._dropped_filling  # mostly parts
-        if len(self._orders[area.in_memory]) + lent >= MOST_SEGMENTS:
+        if len(self._order_of(area)) + lent >= MOST_SEGMENTS:
             return False
         if area.in_memory:
             free_bytes = self._context.memory.free_for_segments(lent=not area.copied)
         else:
             free_bytes = self._contents.ledger.free_for_scratch
         if area.whole:
-            free_bytes = min(free_bytes, self._limit_bytes // WHOLE_SHARE - self._whole_bytes)
+            free_bytes = min(free_bytes, self._free_for_whole(area))
         return need_bytes <= free_bytes
+
+    def _free_for_whole(self, area: Area) -> int:
+        """Returns the room for whole files: a quarter is left to pieces of large files."""
+        limit_bytes, whole, transit = self._limit_bytes, self._whole_bytes, self.transit.bytes
+        free_bytes = limit_bytes // WHOLE_SHARE - (transit if area.transit else whole)
+        return min(free_bytes, limit_bytes * 3 // 4 - whole - transit)
 
     def _add(self, want: _Want, span: ByteRange, pages: PageRange, area: Area) -> Segment:
         segment = Segment(want.key, span, pages, self._context.monotonic(), area)
-        self._orders[area.in_memory][id(segment)] = segment
+        self._order_of(area)[id(segment)] = segment
         for page in range(*pages) if want.span is None else ():
             self._by_page[want.key, page] = segment
-        if area.whole:
-            self._whole_bytes += segment.allocated_bytes
+        self._count_whole(segment, segment.allocated_bytes)
         return segment
+
+    def _count_whole(self, segment: Segment, size_bytes: int) -> None:
+        if segment.area.transit:
+            self.transit.bytes += size_bytes
+        elif segment.area.whole:
+            self._whole_bytes += size_bytes
 
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
         """Drops unused segments, the least recently used first, until there is room. Moves segments
@@ -332,7 +378,10 @@ class Segments:
     def drop_idle(self) -> None:
         """Drops unused segments in memory that were never lent: other tiers of this process share
         the same memory."""
-        before_s = self._context.monotonic() - FRESH_S
+        now = self._context.monotonic()
+        for segment in self.transit.expired(now):
+            self.drop(segment)
+        before_s = now - FRESH_S
         for segment in [*self._orders[True].values()]:
             if not segment.lent and not segment.filling and segment.used_at_s < before_s:
                 self.drop(segment)
@@ -342,7 +391,7 @@ class Segments:
         if segment.dropped:
             return
         segment.dropped = True
-        del self._orders[segment.in_memory][id(segment)]
+        del self._order_of(segment.area)[id(segment)]
         for page in range(segment.first, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
@@ -350,6 +399,7 @@ class Segments:
             self._dropped_filling += 1
         else:
             self._let_go(segment)
+        self.transit.lost(segment)
 
     def given_up(self, segment: Segment) -> None:
         """Gives the place of a segment whose transfer hangs to another fill, which may fetch its
@@ -401,8 +451,7 @@ class Segments:
             self._disk.close_memory(fd)
         elif fd >= 0:
             self._disk.close_later(fd)
-        if segment.area.whole:
-            self._whole_bytes -= segment.allocated_bytes
+        self._count_whole(segment, -segment.allocated_bytes)
         if segment.in_memory:
             self._context.memory.segments_bytes -= segment.allocated_bytes
         else:
@@ -438,19 +487,7 @@ class Segments:
         for segment in [*self._all(), *self._orphans]:
             if segment.fd >= 0:
                 os.close(segment.fd)
-        for order in self._orders.values():
+        for order in (*self._orders.values(), self.transit.segments):
             order.clear()
         self._by_page.clear()
         self._orphans.clear()
-
-
-def _no_room(*, in_memory: bool) -> NoSpace:
-    if in_memory:
-        return NoSpace(
-            "the cache disk fails, and memory for what is read past it is used up",
-            remedy="give a larger --memory-limit, or see to the disk",
-        )
-    return NoSpace(
-        "the scratch area of the cache is full",
-        remedy="give a larger --cache-size, or read fewer large files at a time",
-    )

@@ -208,6 +208,7 @@ class Membership:
             "weight": self.me.weight,
             "epoch": self.current.epoch,
             "workers": len(self.current.members),
+            "weights": {member.id: member.weight for member in self.current.members},
             "moving": bool(self.current.before),
             "draining": self.draining,
             "heard_of_master_s": round(self._clock() - self._answered_at, 1),

@@ -55,6 +55,10 @@ class EventLog:
             if taken == self._published and not self._closed:
                 await arrived.wait()
 
+    def after_nowait(self, seq: int) -> list[Invalidate]:
+        """Returns the events after a position. Raises PositionGone as `after`."""
+        return self._since(self._place(seq))
+
     def _place(self, seq: int) -> int:
         if seq < self._last_dropped:
             raise PositionGone(f"event {seq} is no longer kept")

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachefs.core import cluster as c
-from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Stale
+from cachefs.core.change_messages import ChangedFolders, changed_by
+from cachefs.core.errors import CacheFSError, NotFound, PositionGone, ProtocolError, Stale
 from cachefs.core.messages import (
     Done,
     Failure,
@@ -92,6 +93,7 @@ class RemoteNamespace(MasterJobs):
         self._resolved = ResolvedPaths()
         self._permissions = Permissions()
         self._log = EventLog()
+        self._began_at = greeted.seq  # earlier events are unknown here
         self._stream = Stream(master, greeted, self._take, self._gap)
         self._specs: dict[str, UfsSpec] = {}
         self._lookups: dict[str | int, RequestBatcher[tuple[int, bytes], Found]] = {}
@@ -133,6 +135,11 @@ class RemoteNamespace(MasterJobs):
     @property
     def namespace(self) -> NamespaceId:
         return self._namespace
+
+    @property
+    def position(self) -> int:
+        """The position of the events that have arrived."""
+        return self._stream.seq
 
     @property
     def replaced(self) -> bool:
@@ -333,6 +340,18 @@ class RemoteNamespace(MasterJobs):
         """See MetadataService. Ends at `close`."""
         async for event in self._log.after(after):
             yield event
+
+    def changed_folders(self, after: int) -> ChangedFolders:
+        """See MetadataService."""
+        seq, run = self._stream.seq, self._stream.store_run
+        if after < 0:
+            return ChangedFolders(seq, [], run=run)
+        if after < self._began_at:
+            return ChangedFolders(seq, [], everything=True, run=run)
+        try:
+            return changed_by(self._log.after_nowait(after), seq, run)
+        except PositionGone:
+            return ChangedFolders(seq, [], everything=True, run=run)
 
     @property
     def _heard(self) -> bool:

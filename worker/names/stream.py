@@ -44,6 +44,11 @@ class Stream:
         self._on_gap = on_gap
         self._moved = asyncio.Event()
 
+    @property
+    def store_run(self) -> int:
+        """The run of the master's store to which `seq` belongs."""
+        return self._store_run
+
     async def reach(self, seq: int, within_s: float) -> bool:
         """Waits up to `within_s` for the events up to a position. Returns whether they arrived."""
         with contextlib.suppress(TimeoutError):

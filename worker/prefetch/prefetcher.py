@@ -1,8 +1,8 @@
 """The prefetch of small files while a node's clients open files in order. Owned by the loop.
 
-Executes the decisions of `worker.prefetch.open_runs`, for all clients of a node together. A
-prefetched file is filled within admission, quotas and the memory budget. An open during the fill
-waits for the same fill.
+Executes the decisions of `worker.prefetch.open_runs`, for all clients of a node together, and of
+announced orders (`worker.prefetch.order_prefetcher`), which come first. A prefetched file is filled
+within admission, quotas and the memory budget. An open during the fill waits for the same fill.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, NamespaceId, Origin
 from worker.cache.load_requests import PrefetchResult
+from worker.prefetch.in_flight import AT_ONCE, InFlight
 from worker.prefetch.open_runs import MOST_FILES, OpenRun, OpenRuns
+from worker.prefetch.order_prefetcher import OrderPrefetcher
 from worker.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     from cachefs.core.services import MetadataService
     from worker.cache.loading import CacheLoading
 
-MOST_COMING_BYTES: Final = 64 << 20  # in flight, for more than `FEW` files
-FEW: Final = 32  # files in flight that are not limited in bytes
 MOST_UNREAD_BYTES: Final = 256 << 20
 UNREAD_SHARE: Final = 8  # unread prefetched bytes use at most 1/8 of the cache
-AT_ONCE: Final = 16  # files per turn of the loop: other callbacks must not wait
 _HEX = slice(0, 32)  # of a content's name: its namespace
 _INO = slice(32, 48)
 
@@ -41,18 +41,23 @@ class Prefetcher:
         service: Callable[[NamespaceId], MetadataService],
         most_files: int = MOST_FILES,
     ) -> None:
-        """`most_files`: the most files prefetched beyond a run's last open; 0 disables prefetch."""
+        """`most_files`: the most files prefetched beyond a run's last open; 0: only announced
+        orders are prefetched."""
         self._cache = cache
         self._service = service
         self._most_files = most_files
         self._states: dict[str, OpenRuns] = {}  # by namespace, as in contents' names
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        self._asking = 0
-        self._coming = 0
-        self._coming_bytes = 0
+        self._flight = InFlight(cache)
+        self.orders = OrderPrefetcher(cache, service, self._flight, self._tasks, self._go_on)
         self._is_called = False
-        self.files = 0  # prefetched since the start
+        self._files = 0
+
+    @property
+    def files(self) -> int:
+        """The number of files prefetched since the start."""
+        return self._files + self.orders.files
 
     def opened(self, origin: Origin) -> None:
         """Records the open of a small file that was not completely cached."""
@@ -65,19 +70,38 @@ class Prefetcher:
         state.opened(origin.content.ino, _directory(origin))
         self._go_on()
 
-    def used(self, names: Sequence[str]) -> None:
+    def announced(self, session: Hashable, namespace: NamespaceId, ino: int) -> bool:
+        """Records the open of a file. Returns whether an announced order expected it: it starts no
+        run then."""
+        return self.orders.opened(session, namespace, ino, time.monotonic())
+
+    def used(self, names: Sequence[str], session: Hashable = None) -> None:
         """Records that clients opened these published files."""
+        has_orders, now = len(self.orders.book) > 0, time.monotonic()
         for name in names:
             state = self._states.get(name[_HEX])
-            if state is not None and len(state):
-                with contextlib.suppress(ValueError):  # not a content's name
+            with contextlib.suppress(ValueError):  # not a content's name
+                if has_orders and self._used_in_order(session, name, now):
+                    continue
+                if state is not None and len(state):
                     state.used(int(name[_INO], 16))
         self._go_on()
+
+    def _used_in_order(self, session: Hashable, name: str, now: float) -> bool:
+        namespace = NamespaceId(bytes.fromhex(name[_HEX]))
+        return self.orders.opened(session, namespace, int(name[_INO], 16), now)
+
+    def look(self) -> None:
+        """Ends idle orders and continues those that found no room. Called a few times a second."""
+        if len(self.orders.book):
+            self.orders.book.expire(time.monotonic())
+            self._go_on()
 
     async def close(self) -> None:
         """Ends prefetching; starts no more files. Idempotent."""
         self._is_called = True
         self._states.clear()
+        self.orders.book.close()
         await self._tasks.close()
 
     # ---- starts and ends of fills ----
@@ -91,24 +115,20 @@ class Prefetcher:
     def _prefetch(self) -> None:
         self._is_called = False
         most_bytes = min(MOST_UNREAD_BYTES, self._cache.capacity() // UNREAD_SHARE)
-        most_coming = self._coming + self._cache.places_ahead()
-        begun = 0
+        most_coming = self._flight.limit()
+        begun = self.orders.request(most_coming, most_bytes)
         for name, state in self._states.items():
             namespace = NamespaceId(bytes.fromhex(name))
             for run in state.to_list():
                 self._list_next(namespace, state, run)
-            while self._has_place(most_coming) and state.unread_bytes < most_bytes:
-                found = state.next()
+            while begun < AT_ONCE and state.unread_bytes < most_bytes:
+                found = state.next() if self._flight.has_place(most_coming) else None
                 if found is None:
                     break
                 self._look(namespace, state, *found)
                 begun += 1
-                if begun >= AT_ONCE:
-                    return self._go_on()
-
-    def _has_place(self, most_coming: int) -> bool:
-        count = self._coming + self._asking
-        return count < most_coming and (count < FEW or self._coming_bytes < MOST_COMING_BYTES)
+        if begun >= AT_ONCE:
+            self._go_on()
 
     def _look(self, namespace: NamespaceId, state: OpenRuns, run: OpenRun, ino: int) -> None:
         try:
@@ -117,7 +137,7 @@ class Prefetcher:
             return state.record_not_small(run)
         if origin is not None:
             return self._begin(state, run, origin)
-        self._asking += 1
+        self._flight.asking += 1
         self._tasks.start(self._ask(namespace, state, run, ino))
 
     async def _ask(self, namespace: NamespaceId, state: OpenRuns, run: OpenRun, ino: int) -> None:
@@ -129,7 +149,7 @@ class Prefetcher:
         else:
             self._begin(state, run, origin)
         finally:
-            self._asking -= 1
+            self._flight.asking -= 1
             self._go_on()
 
     def _list_next(self, namespace: NamespaceId, state: OpenRuns, run: OpenRun) -> None:
@@ -151,18 +171,16 @@ class Prefetcher:
             return state.record_not_small(run)
         ended = functools.partial(self._ended, state, run, origin.size)
         outlook = self._cache.bring_ahead(origin, ended)
-        if outlook is PrefetchResult.HERE:
-            return state.record_cached(run)
         if outlook is PrefetchResult.REFUSED:
             return state.drop(run)
+        if outlook is not PrefetchResult.BEGUN:
+            return state.record_cached(run)
         state.begun(run, ino, origin.size)
-        self._coming += 1
-        self._coming_bytes += origin.size
-        self.files += 1
+        self._flight.began(origin.size)
+        self._files += 1
 
     def _ended(self, state: OpenRuns, run: OpenRun, size_bytes: int, is_here: bool) -> None:
-        self._coming -= 1
-        self._coming_bytes -= size_bytes
+        self._flight.ended(size_bytes)
         if not is_here:
             state.drop(run)
         self._go_on()

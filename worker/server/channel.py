@@ -1,7 +1,8 @@
 """A connection of the node socket: datagrams in, datagrams and descriptors out.
 
-Owns the socket and every descriptor passed to `send`. All methods belong to the event loop. The
-connection is closed if the client does not read while `MAX_QUEUED` frames wait.
+Owns the socket and every descriptor passed to `send`; `on_frame` owns the descriptors that it gets.
+All methods belong to the event loop. The connection is closed if the client does not read while
+`MAX_QUEUED` frames wait.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from cachefs.core.messages import MAX_FRAME_BYTES
 
 MAX_QUEUED = 4096
 FRAMES_PER_WAKEUP = 64  # other sessions must not wait
+_RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
+_FLAGS = socket.MSG_CMSG_CLOEXEC
 
 
 class Channel:
-    """A connection. Calls `on_frame(bytes)` for each frame, and `on_close()` once."""
+    """A connection. Calls `on_frame(bytes, fd)` for each frame, and `on_close()` once."""
 
     def __init__(
         self,
         sock: socket.socket,
-        on_frame: Callable[[bytes], None],
+        on_frame: Callable[[bytes, int | None], None],
         on_close: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
@@ -63,14 +66,16 @@ class Channel:
             if self.closed:
                 return
             try:
-                data = self._sock.recv(MAX_FRAME_BYTES)
+                data, rights, _, _ = self._sock.recvmsg(MAX_FRAME_BYTES, _RIGHTS_BYTES, _FLAGS)
             except BlockingIOError:
                 return
             except OSError:
                 return self.close()
+            fd = _one_descriptor(rights) if rights else None
             if not data:
+                _close_fd(fd)
                 return self.close()
-            self._on_frame(data)
+            self._on_frame(data, fd)
 
     def _writable(self) -> None:
         while self._queue:
@@ -100,6 +105,16 @@ class Channel:
             return True
         _close_fd(fd)
         return True
+
+
+def _one_descriptor(rights: list[tuple[int, int, bytes]]) -> int | None:
+    """Returns the first descriptor that was received, and closes all others."""
+    fds = array.array("i")
+    for _, _, data in rights:
+        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds[1:]:
+        os.close(fd)
+    return fds[0] if fds else None
 
 
 def _close_fd(fd: int | None) -> None:

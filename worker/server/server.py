@@ -27,9 +27,11 @@ from worker.prefetch.open_runs import MOST_FILES
 from worker.prefetch.prefetcher import Prefetcher
 from worker.runtime.log_backoff import LogBackoff
 from worker.server.session import Session
+from worker.server.takeovers import Takeovers
 
 if TYPE_CHECKING:
     from worker.cache.cache import Cache
+    from worker.views.views import Views
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +56,12 @@ class NodeServer:
         stays: bool = False,
         files_ahead: int = MOST_FILES,
         deadline_s: float = 30.0,
+        views: Views | None = None,
     ) -> None:
         """`files_ahead`: see `worker.prefetch.open_runs`. `deadline_s`: of a system call on a
-        mount, see `worker.server.request_deadlines`."""
+        mount, see `worker.server.request_deadlines`. `views`: None for a node without any."""
         self.worker = worker
+        self.views = views
         self.ahead = Prefetcher(worker.loading, sources.service, files_ahead)
         self.deadline_s = deadline_s
         self._stays = stays
@@ -65,6 +69,7 @@ class NodeServer:
         self.more_status: Callable[[dict[str, Any]], dict[str, Any]] = lambda cache: {}
         self._sources = sources
         self._sessions: set[Session] = set()
+        self._takeovers = Takeovers()
         self._listener: socket.socket | None = None
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
@@ -126,12 +131,16 @@ class NodeServer:
         the mount then finds, or starts, the next server."""
         if session.follows and self._stop.is_set():
             raise Unreachable("the server is ending", remedy="mount again")
+        if session.role == "fuse":
+            self._takeovers.joined(session.mountpoint, session.pid)
         if session.follows and self._grace is not None:
             self._grace.cancel()
             self._grace = None
 
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)
+        if session.role == "fuse":
+            self._takeovers.left(session.mountpoint, session.pid, is_followed=session.is_followed)
         if session.follows and not self._followers():
             self._arm(_grace_s(session))
 
@@ -157,6 +166,8 @@ class NodeServer:
             "cache": cache,
             "passthrough_bytes": self.passthrough_bytes,
             "ahead_files": self.ahead.files,
+            "views": self.views.status() if self.views is not None else {},
+            "takeovers": dict(self._takeovers.counts),
             **self.more_status(cache),
         }
 
@@ -165,6 +176,7 @@ class NodeServer:
     def _look(self) -> None:
         """Fails overdue requests, closes idle connections to origins, schedules the next check."""
         close_idle()
+        self.ahead.look()
         now = time.monotonic()
         for session in [*self._sessions]:
             request = session.end_overdue(now)

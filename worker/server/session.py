@@ -28,7 +28,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import COMMAND_MASTER_WAIT_S, MetadataService, master_wait_s
 from worker.cache.grants import TierView
-from worker.server import operators
+from worker.server import operators, orders
 from worker.server.channel import Channel
 from worker.server.request_deadlines import RequestDeadlines
 from worker.stats.arrivals import NEVER_S
@@ -64,6 +64,8 @@ class Session:
         self._event_tasks: set[asyncio.Task[None]] = set()
         self._many_tiers = False  # the client supports several tiers
         self._sent_tiers: dict[int, TierView] = {}  # as the client knows them
+        self._covers = False  # the client lays covers
+        self.defaults = (0, 0, 0, 0)  # see `Hello.defaults`
         self._channel = Channel(sock, self._frame, self._ended)
 
     @property
@@ -73,12 +75,16 @@ class Session:
 
     # ---- frames ----
 
-    def _frame(self, data: bytes) -> None:
+    def _frame(self, data: bytes, fd: int | None) -> None:
         try:
             frame = m.decode(data)
         except ProtocolError as err:
             log.warning("session of pid %d: %s", self.pid, err.cause)
+            orders.close_descriptor(fd)
             return self._channel.close()
+        if isinstance(frame.body, m.AnnounceFunction):
+            return self._reply(frame.id, orders.announce_function(self, frame.body, fd))
+        orders.close_descriptor(fd)
         now = _NOWAIT.get(type(frame.body))
         if now is not None:
             return now(self, frame.id, frame.body)
@@ -187,7 +193,43 @@ class Session:
     def close(self) -> None:
         self._channel.close()
 
+    # ---- covers, see `worker.views.hosts.CoverHost` ----
+
+    def shows(self, namespace: NamespaceId) -> bool:
+        return namespace in self.sources
+
+    def send_cover(
+        self, cover: int, namespace: NamespaceId, ino: int, path: bytes, fd: int
+    ) -> None:
+        self._channel.send(m.encode(0, m.Cover(cover, namespace, ino, path)), fd)
+
+    def send_uncover(self, cover: int) -> None:
+        self.send_event(m.Uncover(cover))
+
+    def _cover_changed(self, id: int, body: m.CoverChanged) -> None:
+        views = self.server.views
+        if views is not None:
+            views.reported(self, body.view, covered=body.covered, reason=body.reason)
+
+    async def _show_views(self, namespace: NamespaceId) -> None:
+        """Makes the views of a namespace right, before the client uses the names; then covers the
+        mount, once the reply was sent."""
+        views = self.server.views
+        if views is None or self.role != "fuse":
+            return
+        await views.attached(namespace)
+        if self._covers:
+            asyncio.get_running_loop().call_soon(self._join_views)
+
+    def _join_views(self) -> None:
+        if self.server.views is not None and not self._channel.closed:
+            self.server.views.joined(self)
+
+    # ---- the end ----
+
     def _ended(self) -> None:
+        if self.server.views is not None:
+            self.server.views.left(self, is_followed=self.is_followed)
         for task in [*self._tasks.values(), *self._event_tasks]:
             task.cancel()
         for opening in self._openings.values():
@@ -196,6 +238,7 @@ class Session:
         for handle in self._handles:
             self.server.worker.release(handle)
         self._handles.clear()
+        self.server.ahead.orders.book.end_session(self)
         self.server.forget(self)
 
     def _service(self, namespace: NamespaceId) -> MetadataService:
@@ -222,7 +265,7 @@ class Session:
     def _used(self, id: int, body: m.Used) -> None:
         self.server.passthrough_bytes += body.passthrough_bytes
         self.server.worker.used(body.names, body.hit_bytes)
-        self.server.ahead.used(body.names)
+        self.server.ahead.used(body.names, self)
 
     def _live(self, id: int, body: m.Done) -> None:
         """Replies to a client's probe."""
@@ -252,6 +295,7 @@ class Session:
     def _opens_soon(self, id: int, body: m.Open) -> bool:
         """Starts the open of a small file without a task. Returns False if it needs a task."""
         ready = functools.partial(self._ready, id, body)
+        is_announced = self.server.ahead.announced(self, body.namespace, body.ino)
         if body.past_tier:
             return False
         try:
@@ -264,7 +308,8 @@ class Session:
         if opening is None:
             return False
         self._openings[id] = opening
-        self.server.ahead.opened(opening.entry.origin)
+        if not is_announced:
+            self.server.ahead.opened(opening.entry.origin)
         return True
 
     def _ready(self, id: int, body: m.Open, opening: Opening) -> None:
@@ -291,6 +336,9 @@ class Session:
             )
         self.role, self.pid, self.mountpoint = body.role, body.pid, body.mountpoint
         self._many_tiers = body.many_tiers
+        if body.covers and len(body.defaults) == len(self.defaults):
+            self._covers = True
+            self.defaults = body.defaults[0], body.defaults[1], body.defaults[2], body.defaults[3]
         self.is_followed = body.supervisor > 0
         try:
             self.server.joined(self)
@@ -299,16 +347,25 @@ class Session:
             raise
         first = self.server.worker.tiers()[0]
         has_dir = first.pub_fd >= 0
-        welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=has_dir)
+        welcome = m.Welcome(
+            os.getpid(),
+            m.PROTOCOL,
+            cachefs.__version__,
+            published_dir=has_dir,
+            covers=self.server.views is not None,
+        )
         # Earlier losses are sent, too: another session may have served the mount at that time.
         self._sent_tiers = {0: first._replace(in_service=True, losses=0)}
         return welcome, os.dup(first.pub_fd) if has_dir else None
 
     async def _attach(self, body: m.Attach) -> Answer:
         attached = await self.server.attach(body)
-        if self.follows and attached.namespace not in self.sources:
+        is_new = attached.namespace not in self.sources
+        if self.follows and is_new:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
+        if is_new:
+            await self._show_views(attached.namespace)
         if self.follows:  # sent after the reply
             asyncio.get_running_loop().call_soon(self.send_tiers)
         return attached, None
@@ -323,10 +380,15 @@ class Session:
         while not self._channel.closed:
             try:
                 async for event in service.events(-1):
+                    if self.server.views is not None:  # uncover first
+                        await self.server.views.heed(event)
                     self.send_event(event)
                 return  # the service closed
             except PositionGone:  # this session was too slow for the stream
-                self.send_event(m.Invalidate(namespace, -1, everything=True))
+                event = m.Invalidate(namespace, -1, everything=True)
+                if self.server.views is not None:
+                    await self.server.views.heed(event)
+                self.send_event(event)
 
     async def _detach(self, body: m.Detach) -> Answer:
         self.server.request_stop(body.reason or f"requested by pid {self.pid}")
@@ -339,6 +401,13 @@ class Session:
         limit = max(1, min(body.limit, m.LIST_LIMIT))
         service = self._service(body.namespace)
         return await service.list_dir(body.ino, body.after, limit), None
+
+    def _changed_folders(self, id: int, body: m.GetChangedFolders) -> None:
+        try:
+            reply: m.Message = self._service(body.namespace).changed_folders(body.after)
+        except CacheFSError as err:
+            reply = m.failure_of(err)
+        self._reply(id, reply)
 
     async def _resolve(self, body: m.Resolve) -> Answer:
         return await self._service(body.namespace).resolve(body.path), None
@@ -369,6 +438,9 @@ class Session:
             takes_bytes=body.takes_bytes,
         )
 
+    async def _order(self, body: m.Message) -> Answer:
+        return orders.answer(self, body), None
+
     async def _operate(self, body: m.Message) -> Answer:
         return await operators.answer(self.server, body), None
 
@@ -383,8 +455,10 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.Used: Session._used,  # type: ignore[dict-item]
     m.Cancel: Session._cancel,  # type: ignore[dict-item]
     m.Done: Session._live,  # type: ignore[dict-item]
+    m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
     m.Leaving: Session._leaving,  # type: ignore[dict-item]
     m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
+    m.CoverChanged: Session._cover_changed,  # type: ignore[dict-item]
 }
 _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Hello: Session._hello,  # type: ignore[dict-item]
@@ -395,6 +469,9 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Resolve: Session._resolve,  # type: ignore[dict-item]
     m.Open: Session._open,  # type: ignore[dict-item]
     m.Ensure: Session._ensure,  # type: ignore[dict-item]
+    m.AnnounceOrder: Session._order,
+    m.EndOrder: Session._order,
+    m.OrderState: Session._order,
     m.Status: Session._operate,
     m.CacheState: Session._operate,
     m.Free: Session._operate,
@@ -408,4 +485,7 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.ControlJob: Session._operate,
     m.StartSync: Session._operate,
     m.GetSync: Session._operate,
+    m.Freeze: Session._operate,
+    m.Thaw: Session._operate,
+    m.ListViews: Session._operate,
 }

@@ -22,10 +22,10 @@ from cachefs.cli.mountpoint import (
     DEV_FUSE,
     FUSE_CONF,
     clear_dead,
+    is_unserved,
     may_clear_mount,
     user_allow_other,
 )
-from cachefs.cli.mounts import is_dead
 from cachefs.cli.owners import find_record
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
@@ -201,7 +201,7 @@ def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[C
 
 def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterator[CheckResult]:
     name = f"mount {mount.mountpoint}"
-    if is_dead(mount.mountpoint):
+    if is_unserved(mount.mountpoint, find_record(mount, home)):
         yield _dead_mount(name, mount, home, fix)
         return
     record = find_record(mount, home)

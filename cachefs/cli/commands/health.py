@@ -12,7 +12,7 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.masters import Masters, is_away
-from cachefs.cli.mounts import is_dead
+from cachefs.cli.mountpoint import is_unserved
 from cachefs.cli.owners import find_record
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.core import messages as m
@@ -60,7 +60,7 @@ def unique(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
 
 def of_mount(record: MountRecord, masters: Masters) -> list[HealthProblem]:
     """Returns the problems of a mount, and of its cluster if it has one whose master answers."""
-    if is_dead(record.mountpoint):
+    if is_unserved(record.mountpoint, record):
         return of_dead(record.mountpoint)
     try:
         tree = server_status(record)
@@ -116,7 +116,7 @@ def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterabl
         record = find_record(mount, home)
         if record is not None:
             yield from of_mount(record, masters)
-        elif is_dead(mount.mountpoint):
+        elif is_unserved(mount.mountpoint, None):
             yield from of_dead(mount.mountpoint)
     if clusters.is_cluster_configured(chosen, home):
         with clusters.connect_admin(chosen, home) as master:

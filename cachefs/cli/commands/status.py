@@ -12,7 +12,7 @@ import msgspec
 from cachefs.cli import clusters, output, settings, status_view
 from cachefs.cli.commands import health, logs
 from cachefs.cli.masters import Masters
-from cachefs.cli.mounts import is_dead
+from cachefs.cli.mountpoint import is_unserved
 from cachefs.cli.owners import find_record, shown_user
 from cachefs.cli.session import find_target
 from cachefs.client.admin import AdminClient
@@ -136,7 +136,7 @@ def _with_problems(
 def ask(record: MountRecord) -> dict[str, Any]:
     """Returns the status document of a mount's server, headed by the mount. Raises Unreachable."""
     tree = health.server_status(record)
-    state = "dead" if is_dead(record.mountpoint) else "ok"
+    state = "dead" if is_unserved(record.mountpoint, record) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
     return {**head, **_transport(tree, record.mountpoint), **tree, **head, **_logs(record)}
 
@@ -162,15 +162,15 @@ def _try(mount: Mount, home: StateHome, masters: Masters) -> dict[str, Any]:
             return _with_problems(ask(record), record, masters)
         except CacheFSError as err:
             return _of_silent(record, err)
-    state = "dead" if is_dead(mount.mountpoint) else _unknown(mount)
+    state = "dead" if is_unserved(mount.mountpoint, None) else _unknown(mount)
     return _with_problems(_head(mount.mountpoint, mount.source, state), None, masters)
 
 
 def _of_silent(record: MountRecord, err: CacheFSError) -> dict[str, Any]:
     """Returns the document of a mount whose server does not answer."""
-    is_unserved = is_dead(record.mountpoint)
-    found = health.of_dead(record.mountpoint) if is_unserved else [health.no_answer(record, err)]
-    head = _head(record.mountpoint, record.source.url, "dead" if is_unserved else "no answer")
+    unserved = is_unserved(record.mountpoint, record)
+    found = health.of_dead(record.mountpoint) if unserved else [health.no_answer(record, err)]
+    head = _head(record.mountpoint, record.source.url, "dead" if unserved else "no answer")
     return {**head, "cause": err.cause, "problems": [msgspec.to_builtins(one) for one in found]}
 
 

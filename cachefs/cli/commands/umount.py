@@ -20,6 +20,7 @@ from cachefs.cli.namespaces import Holder
 from cachefs.cli.owners import find_record_and_home
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
+from cachefs.fuse import mounting
 from cachefs.fuse.supervisor.stale_mount_cleanup import announce_mount_end
 from cachefs.launcher.processes import Watch, is_served
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
@@ -77,7 +78,9 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
         dead = record is not None and not is_served(record)
         users.leave(mount.mountpoint)
-        _detach(mount, table, lazy=lazy)
+        at_once = lazy or (dead and bool(table.covers_of(mount)))
+        _uncover(mount, table, lazy=at_once)
+        _detach(mount, table, lazy=at_once)
         if dead and record is not None:
             announce_mount_end(record.socket, record.mountpoint)
         if read_mounts().of_device(mount.device) or record is None:
@@ -103,6 +106,22 @@ def find_mount(where: str, table: Mounts) -> Mount:
             "not a cachefs mount", path=where, remedy="`cachefs status` lists the mounts"
         )
     return place.mount
+
+
+def _uncover(mount: Mount, table: Mounts, *, lazy: bool) -> None:
+    """Removes the covers of a mount. A lazy unmount removes those below the mount point together
+    with the mount, which may be dead. Raises InUse, before any change, if files are in use."""
+    covers = table.covers_of(mount)
+    if not covers:
+        return
+    if not lazy:
+        found = users.find_users(mount.mountpoint)
+        if found:
+            raise _busy(mount, table, found)
+    mounting.uncover_root(mount.mountpoint)
+    for cover in reversed(covers):
+        if not lazy and cover.mountpoint != mount.mountpoint:
+            mounting.umount2(cover.mountpoint, mounting.MNT_DETACH)
 
 
 def _detach(mount: Mount, table: Mounts, *, lazy: bool) -> None:

@@ -178,7 +178,7 @@ def test_status_and_doctor_and_health_name_the_same_problems(
 ) -> None:
     for module in ("commands.doctor", "commands.health"):
         monkeypatch.setattr(f"cachefs.cli.{module}.read_mounts", status_module.read_mounts)
-        monkeypatch.setattr(f"cachefs.cli.{module}.is_dead", lambda mountpoint: False)
+        monkeypatch.setattr(f"cachefs.cli.{module}.is_unserved", lambda mountpoint, record: False)
     node.status = {
         "cache": {"tiers": [{**TIER, "state": "offline", "cause": "the disk does not answer"}]},
         "sources": [
@@ -224,7 +224,7 @@ def test_a_quota_that_is_used_up_is_named_by_all_commands(
     node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cachefs.cli.commands.doctor.read_mounts", status_module.read_mounts)
-    monkeypatch.setattr("cachefs.cli.commands.doctor.is_dead", lambda mountpoint: False)
+    monkeypatch.setattr("cachefs.cli.commands.doctor.is_unserved", lambda mountpoint, record: False)
     quota = {"path": "/d", "quota_bytes": MIB, "used_bytes": MIB}
     node.status = {"cache": {**CACHE, "tiers": [TIER]}, "quotas": [quota]}
     code, out, _ = run("health", "/mnt/data")
@@ -527,7 +527,7 @@ def test_doctor_clears_dead_mounts(home: StateHome, monkeypatch: pytest.MonkeyPa
     line = Mount("0:50", "/", "/mnt/dead", "fuse.cachefs", "s3://b", (f"user_id={os.geteuid()}",))
     detached: list[str] = []
     monkeypatch.setattr(doctor, "read_mounts", lambda: Mounts([line]))
-    monkeypatch.setattr(doctor, "is_dead", lambda path: path not in detached)
+    monkeypatch.setattr(doctor, "is_unserved", lambda path, record: path not in detached)
     monkeypatch.setattr("cachefs.cli.detach.detach", lambda path, lazy: detached.append(path))
     states = [
         f.state

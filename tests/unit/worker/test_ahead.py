@@ -12,8 +12,9 @@ from cachefs.core.errors import CacheFSError, Stale, Unreachable
 from cachefs.core.model import ContentId, Origin
 from tests.unit.worker.rig import MIB, NAMESPACE
 from worker.cache.load_requests import PrefetchResult
+from worker.prefetch.in_flight import FEW, MOST_COMING_BYTES
 from worker.prefetch.open_runs import LEAST_OPENS, LIST_AFTER
-from worker.prefetch.prefetcher import FEW, MOST_COMING_BYTES, UNREAD_SHARE, Prefetcher
+from worker.prefetch.prefetcher import UNREAD_SHARE, Prefetcher
 
 SIZE = 110 << 10
 PLACES = 100
@@ -75,7 +76,9 @@ class Cache:
     def places_ahead(self) -> int:
         return self.places - self.others - self.coming
 
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> PrefetchResult:
+    def bring_ahead(
+        self, origin: Origin, ended: Callable[[bool], None], ticket: object = None
+    ) -> PrefetchResult:
         def over(is_here: bool) -> None:
             self.coming -= 1
             ended(is_here)

@@ -73,6 +73,24 @@ def test_slices_that_are_copied_downwards(slice_bytes: int, seed: int) -> None:
     assert late == 0, "from the fourth slice on, every page is fetched before it is read"
 
 
+@pytest.mark.parametrize("slice_bytes", [4 * MIB, 8 * MIB])
+def test_runs_whose_requests_were_granted_before(slice_bytes: int) -> None:
+    """A client sends no request for bytes that a reply granted up to their end."""
+    fetched, granted, plans = Fetched(), range(0), []
+    for number in range(1, 60):
+        for end in range(number * slice_bytes, (number - 1) * slice_bytes, -512 * KIB):
+            if end - 512 * KIB in granted and end <= granted.stop:
+                continue
+            plans.append((number, fetched.read(end - 512 * KIB, 512 * KIB)))
+            page = end // MIB
+            while page in fetched.pages:
+                page += 1
+            granted = range(end - 512 * KIB, max(end, page * MIB))
+    later = [plan for number, plan in plans if number >= 4]
+    assert all(plan is not None and not plan.downwards for plan in later)
+    assert len(later) < 56 * slice_bytes // (512 * KIB) // 2, "most requests were not needed"
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([4 * KIB, 128 * KIB]))
 def test_random_readers_fetch_nothing_in_excess(seed: int, size: int) -> None:

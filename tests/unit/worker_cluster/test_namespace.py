@@ -484,3 +484,21 @@ def test_an_ino_that_is_another_file_at_the_master_is_not_believed_to_be_the_nam
         assert is_distrusted(it)
 
     play(script)
+
+
+def test_the_folders_that_changed_are_known_by_position() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        start = it.changed_folders(-1)
+        assert start == m.ChangedFolders(10, [], run=1)
+        assert it.changed_folders(10) == start
+        assert it.changed_folders(9).everything  # from before this node followed
+        master.change(2, b"a", None)
+        master.change(7, b"x", file(8))
+        await until(lambda: it.changed_folders(10).position == 12)
+        assert it.changed_folders(10) == m.ChangedFolders(12, [2, 7], run=1)
+        assert it.changed_folders(11) == m.ChangedFolders(12, [7], run=1)
+        master.start_again(2)
+        await until(lambda: it.changed_folders(-1).run == 2)
+        assert it.changed_folders(11).everything
+
+    play(script)

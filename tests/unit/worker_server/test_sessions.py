@@ -246,8 +246,8 @@ def test_a_request_that_is_cancelled_before_its_task_starts_is_answered(tmp_path
     async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
         peer = await fuse(path)
         (session,) = server._sessions
-        session._frame(m.encode(3, m.GetAttr(NAMESPACE, 7)))
-        session._frame(m.encode(0, m.Cancel(3)))
+        session._frame(m.encode(3, m.GetAttr(NAMESPACE, 7)), None)
+        session._frame(m.encode(0, m.Cancel(3)), None)
         id, answer, _ = await peer.receive()
         assert id == 3
         assert isinstance(m.error_of(answer), Interrupted)

@@ -1,0 +1,1 @@
+"""The covers of a mount: read-only clones of views' trees over its directories."""

@@ -1,0 +1,106 @@
+"""The covers of one mount as the kernel has them. Keeps no state: mountinfo is the truth, for a
+successor, too.
+
+All methods but `found` block: paths below the mount are resolved by the client that serves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from cachefs.core.errors import InUse, Stale
+from cachefs.core.mountinfo import Mount, read_mounts
+from cachefs.fuse.covers import copies, mount_calls
+from cachefs.fuse.covers.mount_calls import PATH_ONLY, MountFlags
+from cachefs.fuse.covers.place import Place
+
+
+class CoveredMount:
+    """The mount of `device` (major:minor) at `mountpoint`."""
+
+    def __init__(self, mountpoint: str, device: str) -> None:
+        self._mountpoint = mountpoint
+        self.device = device
+
+    def found(self) -> dict[int, Mount]:
+        """Returns the covers by view, none if the mount is gone or another one lies over it."""
+        mount, covers = self._read()
+        return {} if mount is None else {cover.view: cover for cover in covers}
+
+    def is_there(self) -> bool:
+        return self._read()[0] is not None
+
+    def is_root(self, cover: Mount) -> bool:
+        """Returns whether a cover lies over the root of the mount."""
+        return cover.mountpoint == self._mountpoint
+
+    def lay(self, view: int, tree: int, place: Place, ino: int) -> None:
+        """Covers a directory with (a part of) the tree that is open as `tree`, unless this view
+        covers it already. Closes `tree`. Raises Stale if another directory is at that place, InUse
+        if another mount is, OSError."""
+        with _closing(tree):
+            self._lay(view, tree, place, ino)
+
+    def _lay(self, view: int, tree: int, place: Place, ino: int) -> None:
+        mount, covers = self._read()
+        if mount is None:
+            raise InUse("another mount lies over it", path=self._mountpoint)
+        if any(cover.view == view for cover in covers):
+            return
+        path = os.path.join(self._mountpoint, os.fsdecode(place.inside)).rstrip("/")
+        if any(f"{cover.mountpoint}/".startswith(f"{path}/") for cover in covers):
+            raise InUse("a directory at or below it is covered", path=path)
+        with contextlib.ExitStack() as stack:
+            root = stack.enter_context(_closing(self._open_root(mount)))
+            target = stack.enter_context(_closing(mount_calls.open_below(root, place.inside)))
+            if place.inside and os.fstat(target).st_ino != ino:
+                raise Stale("another directory is at that path")
+            part = stack.enter_context(_closing(mount_calls.open_below(tree, place.part)))
+            flags = MountFlags(mount.flags)
+            clone = stack.enter_context(_closing(mount_calls.clone_read_only(part, flags)))
+            mount_calls.attach(clone, target)
+
+    def remove(self, view: int) -> None:
+        """Uncovers, in all mount namespaces. Does nothing without such a cover. Raises InUse if the
+        cover is still there."""
+        _, covers = self._read()
+        removed = [cover for cover in covers if cover.view == view]
+        for cover in reversed(removed):
+            self._detach(cover)
+        if any(cover.view == view for cover in self._read()[1]):
+            raise InUse("another mount lies over the cover", path=self._mountpoint)
+        copies.remove(removed, self.device)
+
+    def _detach(self, cover: Mount) -> None:
+        """Unmounts a cover, unless the kernel has done so by now."""
+        with contextlib.suppress(OSError):
+            root = os.open(cover.mountpoint, PATH_ONLY | os.O_NOFOLLOW)
+            with _closing(root):
+                if mount_calls.mount_id(root) == cover.mount_id:
+                    mount_calls.detach(root)
+
+    def _open_root(self, mount: Mount) -> int:
+        """Returns a descriptor of the root of the mount. Raises InUse if it is covered."""
+        root = os.open(self._mountpoint, PATH_ONLY | os.O_NOFOLLOW)
+        if mount_calls.mount_id(root) != mount.mount_id:
+            os.close(root)
+            raise InUse("the whole mount is covered", path=self._mountpoint)
+        return root
+
+    def _read(self) -> tuple[Mount | None, list[Mount]]:
+        """Returns the mount, None if it is not on top of its mount point, and its covers."""
+        mounts = read_mounts()
+        mount = mounts.at(self._mountpoint)
+        if mount is None or mount.device != self.device:
+            return None, []
+        return mount, mounts.covers_of(mount)
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,218 @@
+"""Lays and removes the covers of a mount on the orders of the server, and reports each change.
+
+The server's rule is: uncover first, then act. So a cover is reported as removed only when it is,
+and as laid whenever it may be: also an order in progress, after a reconnect. Orders are executed
+one by one in a thread, because the loop answers the kernel's lookups meanwhile. Belongs to one trio
+loop. Cancellation leaves the covers for a successor, which finds them in mountinfo.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import trio
+
+from cachefs.client.sockets import close_fd
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError
+from cachefs.core.mountinfo import Mount
+from cachefs.fuse.covers.covered_mount import CoveredMount
+from cachefs.fuse.covers.mount_changes import MountChanges
+from cachefs.fuse.covers.orders import MAX_COVERS, LayOrder, Order, Orders, RemoveOrder
+from cachefs.fuse.covers.place import place_of
+
+log = logging.getLogger(__name__)
+
+WATCH_S: Final = 0.5
+# A missing cover is reported after this many looks: `umount -R` removes the covers and then the
+# mount, and a cover that is laid again between makes it fail.
+LOOKS: Final = 2
+END_S: Final = 5.0  # for removing all covers; a lazy unmount removes the rest
+
+
+class Server(Protocol):
+    """The part of the connection that is used here."""
+
+    knows_covers: bool
+
+    def post(self, body: m.Message) -> None: ...
+
+
+class Covers:
+    """The covers of one mount. `base`: the directory of the namespace that it shows.
+    `on_unmounted` is called when another program removed the cover of the mount's root: that was
+    an unmount of the path."""
+
+    def __init__(self, base: bytes, on_unmounted: Callable[[], None]) -> None:
+        self._base = base
+        self._on_unmounted = on_unmounted
+        self._mount = CoveredMount("", "")  # none yet
+        self._orders = Orders()
+        self._ordered = trio.Event()
+        self._known: dict[int, bool] = {}  # view -> its cover lies over the root of the mount
+        self._missing: dict[int, int] = {}  # view -> looks that did not find its cover
+        self._busy: Order | None = None  # in progress
+        self._lock = trio.Lock()
+        self._is_ending = False
+        self._server: Server
+
+    # ---- sessions ----
+
+    def attached(self, server: Server, mount: CoveredMount | None = None) -> None:
+        """Reports the covers of the mount to the server of a new session, before any request of
+        this client. A server that does not know covers has them removed. `mount`: if it is known
+        for the first time."""
+        self._server = server
+        self._mount = mount or self._mount
+        for order in self._orders.drop_covers():
+            os.close(order.tree)
+        self._adopt(self._mount.found())
+        for view in {*self._known, *self._in_progress()}:
+            if server.knows_covers:
+                server.post(m.CoverChanged(view, covered=True))
+            else:
+                self._put(RemoveOrder(view))
+
+    def _adopt(self, found: dict[int, Mount]) -> None:
+        self._known = {view: self._mount.is_root(cover) for view, cover in found.items()}
+        self._missing.clear()
+
+    def _in_progress(self) -> set[int]:
+        return {self._busy.view} if isinstance(self._busy, LayOrder) else set()
+
+    # ---- orders ----
+
+    def cover(self, event: m.Cover, tree: int | None) -> None:
+        """Queues an order to cover; owns the descriptor."""
+        place = place_of(event.path, self._base)
+        if tree is None or place is None:
+            close_fd(tree)
+            return self._report(event.view, "the mount does not show that directory")
+        if self._is_ending or len(self._known) + self._orders.covers() >= MAX_COVERS:
+            os.close(tree)
+            cause = "the mount ends" if self._is_ending else f"it has {MAX_COVERS} covers"
+            return self._report(event.view, cause)
+        self._put(LayOrder(event.view, event.ino, event.path, tree))
+
+    def uncover(self, event: m.Uncover) -> None:
+        """Queues an order to uncover. Answers at once for a view without a cover."""
+        waiting = self._orders.has(event.view)
+        if event.view in self._known or waiting or event.view in self._in_progress():
+            self._put(RemoveOrder(event.view))
+        else:
+            self._server.post(m.CoverChanged(event.view, covered=False))
+
+    def _put(self, order: Order) -> None:
+        tree = self._orders.put(order)
+        if tree >= 0:
+            os.close(tree)
+        self._ordered.set()
+
+    def _report(self, view: int, cause: str) -> None:
+        log.info("view %d does not cover its directory: %s", view, cause)
+        self._server.post(m.CoverChanged(view, covered=False, reason=cause))
+
+    async def run(self, mount: CoveredMount) -> None:
+        """Executes orders for a mount that this client serves, and watches its covers, until
+        cancelled."""
+        self._mount = mount
+        self._take_over(mount.found())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            while True:
+                await self._ordered.wait()
+                self._ordered = trio.Event()
+                async with self._lock:
+                    while (order := self._orders.next()) is not None:
+                        await self._execute(order)
+
+    def _take_over(self, found: dict[int, Mount]) -> None:
+        """Reports what a predecessor did since `attached`."""
+        for view in found.keys() - self._known:
+            self._known[view] = self._mount.is_root(found[view])
+            self._server.post(m.CoverChanged(view, covered=True))
+        self._missing = dict.fromkeys(self._known.keys() - found, 0)
+
+    async def _execute(self, order: Order) -> None:
+        self._busy = order
+        try:
+            if isinstance(order, LayOrder):
+                await self._lay(order)
+            else:
+                await self._remove(order.view)
+        finally:
+            self._busy = None
+
+    async def _lay(self, order: LayOrder) -> None:
+        place = place_of(order.path, self._base)
+        assert place is not None
+        try:
+            await trio.to_thread.run_sync(
+                self._mount.lay, order.view, order.tree, place, order.ino, abandon_on_cancel=True
+            )
+        except (CacheFSError, OSError) as err:
+            self._known.pop(order.view, None)
+            return self._report(order.view, _cause(err))
+        self._known[order.view] = not place.inside
+        self._missing.pop(order.view, None)
+        self._server.post(m.CoverChanged(order.view, covered=True))
+        log.info("covered %s with view %d", os.fsdecode(order.path) or "the root", order.view)
+
+    async def _remove(self, view: int) -> None:
+        """Uncovers. A cover that cannot be removed is not reported: the server then empties the
+        tree at its deadline."""
+        try:
+            await trio.to_thread.run_sync(self._mount.remove, view, abandon_on_cancel=True)
+        except (CacheFSError, OSError) as err:
+            return log.error("view %d cannot be uncovered: %s", view, _cause(err))
+        self._known.pop(view, None)
+        self._missing.pop(view, None)
+        self._server.post(m.CoverChanged(view, covered=False))
+        log.info("uncovered view %d", view)
+
+    # ---- covers that others remove ----
+
+    async def _watch(self) -> None:
+        with MountChanges() as changes:
+            while True:
+                await trio.sleep(WATCH_S)
+                if self._known and (changes.seen() or self._missing):
+                    async with self._lock:
+                        self._compare(self._mount.found())
+
+    def _compare(self, found: dict[int, Mount]) -> None:
+        """Reports covers that are missing for the `LOOKS`th time."""
+        missing = {view: self._missing.get(view, 0) + 1 for view in self._known.keys() - found}
+        self._missing = {view: looks for view, looks in missing.items() if looks < LOOKS}
+        for view in missing.keys() - self._missing:
+            was_root = self._known.pop(view)
+            if was_root and self._mount.is_there():
+                log.info("stopping: another program unmounted the cover of the mount point")
+                return self._on_unmounted()
+            self._report(view, "the kernel or another program removed the cover")
+
+    # ---- the end ----
+
+    def gone(self) -> None:
+        """Reports that the mount has ended, with all covers."""
+        for view in self._known:
+            self._server.post(m.CoverChanged(view, covered=False, reason="unmounted"))
+        self._known.clear()
+
+    async def end(self) -> None:
+        """Removes all covers, as far as that is possible in `END_S`, and refuses further ones. The
+        mount must be served meanwhile."""
+        self._is_ending = True
+        for order in self._orders.drop_covers():
+            os.close(order.tree)
+        with trio.move_on_after(END_S):
+            async with self._lock:
+                for view in list(self._known):
+                    await self._remove(view)
+
+
+def _cause(err: CacheFSError | OSError) -> str:
+    return err.one_line() if isinstance(err, CacheFSError) else err.strerror or str(err)

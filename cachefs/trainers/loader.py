@@ -1,0 +1,97 @@
+"""A loader of batches whose state counts what it yielded, not what its processes prefetched."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from cachefs.core.errors import BadConfig
+from cachefs.trainers.sampler import OrderSampler
+
+PREFETCH: Final = 2  # batches of each loader process; torch's default
+
+
+class Batches:
+    """The batch sampler of one loader. `sizes`: of the batches that were drawn and not yielded."""
+
+    def __init__(self, sampler: OrderSampler, batch_size: int, drop_last: bool) -> None:
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.sizes: collections.deque[int] = collections.deque()
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.sampler), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.sizes.clear()
+        batch: list[int] = []
+        for sample in self.sampler:
+            batch.append(sample)
+            if len(batch) == self.batch_size:
+                yield self._drawn(batch)
+                batch = []
+        if batch and not self.drop_last:
+            yield self._drawn(batch)
+
+    def _drawn(self, batch: list[int]) -> list[int]:
+        self.sizes.append(len(batch))
+        return batch
+
+
+class DataLoader:
+    """torch's DataLoader over an `OrderSampler`, with `state_dict` and `load_state_dict`. A batch
+    counts as consumed once it was yielded. One iteration at a time."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        sampler: OrderSampler,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        """`options`: those of torch's DataLoader, except shuffle, batch_sampler and in_order."""
+        wrong = {"shuffle", "batch_sampler", "in_order"}.intersection(options)
+        if wrong or batch_size < 1:
+            named = ", ".join(sorted(wrong)) or f"batch_size {batch_size}"
+            raise BadConfig(f"{named}: the sampler decides the order", remedy="leave it out")
+        self.dataset, self.sampler = dataset, sampler
+        self.batch_size, self.num_workers, self.drop_last = batch_size, num_workers, drop_last
+        self.batch_sampler = Batches(sampler, batch_size, drop_last)
+        span = max(1, num_workers) * (options.get("prefetch_factor") or PREFETCH) * batch_size
+        sampler.use_batches(batch_size, span)
+        self._loader = torch_loader()(
+            dataset, batch_sampler=self.batch_sampler, num_workers=num_workers, **options
+        )
+
+    def __len__(self) -> int:
+        """The number of batches from the position at which the iteration begins."""
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self.sampler.advance(self.batch_sampler.sizes.popleft())
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the sampler's state after the last batch that was yielded."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Continues behind the last batch of a state. Raises BadConfig."""
+        self.sampler.load_state_dict(values)
+
+
+def torch_loader() -> Callable[..., Any]:
+    """Returns torch's DataLoader. Raises ImportError with the remedy if torch is missing."""
+    try:
+        from torch.utils.data import DataLoader as TorchLoader
+    except ImportError as err:
+        raise ImportError("cachefs.torch.DataLoader needs torch: pip install torch") from err
+    loader: Callable[..., Any] = TorchLoader
+    return loader

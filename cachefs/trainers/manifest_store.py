@@ -1,0 +1,114 @@
+"""Where a manifest is kept: `manifests/<id>/` in the state home.
+
+    current          {"generation", "run"}, replaced by rename
+    lock             locked with flock by the one process that builds
+    <generation>.inos, .names    locked shared by every process that uses the generation
+
+A generation that no process uses is removed when the next one was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import BadConfig, DeadlineExceeded
+from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
+from cachefs.trainers.manifest_tables import INO_SUFFIX, NAME_SUFFIX, TableMap, TableWriter
+
+LOCK_WAIT_S: Final = 1800.0  # another process lists some ten million names
+_PAUSE_S: Final = 0.05
+_CURRENT: Final = "current"
+
+
+class CurrentGeneration(msgspec.Struct, frozen=True):
+    """The names of the current tables. `run`: of the master's store, for its event position."""
+
+    generation: str
+    run: int = 0
+
+
+class ManifestStore:
+    """The directory of the manifests of one root."""
+
+    def __init__(self, home: StateHome, root: bytes) -> None:
+        """Creates the directory. Raises AccessDenied, NoSpace, BadConfig."""
+        private_dir(home.path)
+        manifests = private_dir(home.path / "manifests")
+        self.path = private_dir(manifests / hashlib.sha256(root).hexdigest()[:16])
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Holds the lock of the builder. Raises DeadlineExceeded after `LOCK_WAIT_S`."""
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _wait_for_lock(fd, time.monotonic() + LOCK_WAIT_S)
+            yield
+        finally:
+            os.close(fd)
+
+    def current(self) -> tuple[TableMap, int] | None:
+        """Returns the current tables and their run; None if there are none that can be used."""
+        found = read_document(self.path, _CURRENT)
+        with contextlib.suppress(msgspec.ValidationError, OSError, BadConfig):
+            current = msgspec.convert(found, CurrentGeneration)
+            if "/" not in current.generation:
+                return mapped(self.path / current.generation), current.run
+        return None
+
+    def keep(self, tables: TableWriter, namespace: bytes, position: int, run: int) -> TableMap:
+        """Writes a generation and makes it the current one; the caller holds the lock."""
+        current = CurrentGeneration(uuid.uuid4().hex, run)
+        tables.write(self.path / current.generation, namespace, position)
+        write_document(self.path, _CURRENT, msgspec.to_builtins(current))
+        self._remove_unused(current.generation)
+        return mapped(self.path / current.generation)
+
+    def _remove_unused(self, current: str) -> None:
+        for path in [*self.path.glob(f"*{INO_SUFFIX}"), *self.path.glob(f"*{NAME_SUFFIX}")]:
+            if path.stem != current and _is_unused(path.with_suffix(INO_SUFFIX)):
+                path.unlink(missing_ok=True)
+
+
+def mapped(stem: Path) -> TableMap:
+    """Returns a generation's tables, which are not removed while they are mapped. Raises OSError,
+    BadConfig."""
+    tables = TableMap(stem)
+    fcntl.flock(tables.ino_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return tables
+
+
+def _is_unused(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _wait_for_lock(fd: int, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    "another process has been building this manifest for half an hour",
+                    remedy="see which process holds the lock in the state home",
+                ) from None
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,139 @@
+"""Manifests of mounted buckets: built by the server's listings, equal to what the mount shows, and
+refreshed by the events of the namespace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachefs.core import messages as m
+from cachefs.core.manifest_format import NO_POSITION
+from cachefs.trainers import manifest as manifests
+from cachefs.trainers.listings import MountListings
+from cachefs.trainers.manifest import Manifest
+from cachefs.trainers.manifest_build import ManifestBuild
+from cachefs.trainers.manifest_tables import TableMap
+from cachefs.trainers.mount_session import MountSession
+from tests.integration.conftest import Bucket, Node
+from tests.integration.test_loads import kill_server
+
+NAMES = [f"train/{folder}/{number:02d}.jpg" for folder in ("cat", "dog") for number in range(40)]
+
+
+@pytest.fixture
+def train(node: Node, bucket: Bucket) -> Path:
+    bucket.fill({name: name.encode() for name in NAMES} | {"other/x": b"x"})
+    return node.mount(bucket.url, *bucket.options, "--sync-interval", "1h") / "train"
+
+
+@pytest.fixture
+def make(node: Node, train: Path) -> Callable[[], Manifest]:
+    return lambda: Manifest(train, home=str(node.state))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[m.Message]:
+    """The requests of all sessions of manifests."""
+    made: list[m.Message] = []
+    call = MountSession.call
+
+    def noted(
+        session: MountSession, body: m.Message, answer: type, fd: int | None = None
+    ) -> object:
+        made.append(body)
+        return call(session, body, answer, fd)
+
+    monkeypatch.setattr(MountSession, "call", noted)
+    return made
+
+
+def listed(manifest: Manifest) -> list[tuple[bytes, int, int]]:
+    every = range(len(manifest))
+    return [(manifest.relative(i), manifest.ino(i), manifest.size(i)) for i in every]
+
+
+def through(mounted: Path, tmp_path: Path) -> list[tuple[bytes, int, int]]:
+    """What the mount shows, by another way of listing."""
+    ManifestBuild(MountListings(os.fsencode(mounted))).run().write(tmp_path / "t", b"", -1)
+    tables = TableMap(tmp_path / "t")
+    for suffix in ("inos", "names"):
+        (tmp_path / f"t.{suffix}").unlink()
+    folders = [tables.folder_path(tables.folder_of(i)) + b"/" for i in range(len(tables))]
+    names = [(f + tables.name(i)).lstrip(b"/") for i, f in enumerate(folders)]
+    return [*zip(names, tables.inos, tables.sizes, strict=True)]
+
+
+def test_a_manifest_is_what_the_mount_shows(
+    make: Callable[[], Manifest], train: Path, tmp_path: Path
+) -> None:
+    manifest = make()
+    assert [*manifest] == [os.fsencode(train.parent / name) for name in NAMES]
+    assert listed(manifest) == through(train, tmp_path)
+    assert manifest.classes == ["cat", "dog"]
+    info = os.stat(manifest.file(50))
+    assert (info.st_ino, info.st_size) == (manifest.ino(50), manifest.size(50))
+    assert any(manifest.namespace)
+
+
+def test_a_refresh_lists_only_the_folders_that_changed(
+    make: Callable[[], Manifest],
+    calls: list[m.Message],
+    node: Node,
+    bucket: Bucket,
+    train: Path,
+    tmp_path: Path,
+) -> None:
+    first = make()
+    calls.clear()
+    assert listed(make()) == listed(first)
+    assert not any(isinstance(call, m.ListDir) for call in calls)  # nothing changed
+
+    bucket.put("train/dog/new.jpg", b"new one")
+    bucket.put("train/fox/1.jpg", b"fox")
+    bucket.delete("train/dog/00.jpg")
+    node.ok("sync", "--recursive", train)
+    calls.clear()
+    second = make()
+    assert listed(second) == through(train, tmp_path)
+    assert second.classes == ["cat", "dog", "fox"]
+    assert len(second) == len(NAMES) + 1
+    cat = os.stat(train / "cat").st_ino
+    asked = [call.ino for call in calls if isinstance(call, m.ListDir)]
+    assert asked
+    assert cat not in asked
+
+    bucket.put("other/y", b"y")  # not below the manifest's folder
+    node.ok("sync", "--recursive", train.parent)
+    calls.clear()
+    assert listed(make()) == listed(second)
+    assert not any(isinstance(call, m.ListDir) for call in calls)
+
+
+def test_a_manifest_survives_the_server(
+    make: Callable[[], Manifest], calls: list[m.Message], node: Node, train: Path
+) -> None:
+    node.allowed_log += ["the connection to the server is lost"]
+    first = make()
+    calls.clear()
+    kill_server(node, train.parent)
+    assert listed(make()) == listed(first)
+    assert not any(isinstance(call, m.ListDir) for call in calls)  # positions continue
+
+
+def test_without_a_session_it_is_listed_through_the_mount(
+    train: Path, tmp_path: Path, bucket: Bucket, node: Node
+) -> None:
+    """As by a user who has no record of the mount."""
+    manifest = Manifest(train, home=str(tmp_path / "foreign"))
+    assert [*manifest] == [os.fsencode(train.parent / name) for name in NAMES]
+    assert listed(manifest) == through(train, tmp_path)
+    assert manifest._tables.header.position == NO_POSITION
+    assert not any(manifest.namespace)
+
+
+def test_a_folder_that_does_not_exist_is_named(node: Node, train: Path) -> None:
+    with pytest.raises(manifests.NotFound, match="no such directory"):
+        Manifest(train / "nothing", home=str(node.state))

@@ -1,0 +1,278 @@
+"""The covers of a mount on the orders of a server, with a mount in memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from cachefs.core import messages as m
+from cachefs.core.errors import Stale
+from cachefs.core.model import NamespaceId
+from cachefs.core.mountinfo import Mount
+from cachefs.fuse.covers import covers as covers_module
+from cachefs.fuse.covers.covered_mount import CoveredMount
+from cachefs.fuse.covers.covers import Covers
+from cachefs.fuse.covers.orders import MAX_COVERS
+from cachefs.fuse.covers.place import Place
+
+NAMESPACE = NamespaceId(b"n" * 16)
+
+
+class MountInMemory(CoveredMount):
+    """Stands for the kernel. Every call waits for `gate`."""
+
+    def __init__(self) -> None:
+        super().__init__("/mnt", "0:50")
+        self.covers: dict[int, Mount] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.refusal: Exception | None = None
+
+    def found(self) -> dict[int, Mount]:
+        return dict(self.covers)
+
+    def is_there(self) -> bool:
+        return True
+
+    def lay(self, view: int, tree: int, place: Place, ino: int) -> None:
+        os.close(tree)
+        assert self.gate.wait(10)
+        if self.refusal is not None:
+            raise self.refusal
+        where = os.path.join("/mnt", os.fsdecode(place.inside)).rstrip("/")
+        self.covers[view] = Mount("8:1", f"/views/{view}", where, "ext4", "/dev/sda", ())
+
+    def remove(self, view: int) -> None:
+        assert self.gate.wait(10)
+        self.covers.pop(view, None)
+
+
+class Heard:
+    """Stands for the server."""
+
+    def __init__(self, *, knows_covers: bool = True) -> None:
+        self.knows_covers = knows_covers
+        self.said: list[m.CoverChanged] = []
+
+    def post(self, body: m.Message) -> None:
+        assert isinstance(body, m.CoverChanged)
+        self.said.append(body)
+
+    def pairs(self) -> list[tuple[int, bool]]:
+        return [(one.view, one.covered) for one in self.said]
+
+
+class Rig:
+    """Covers that run on a mount in memory."""
+
+    def __init__(self) -> None:
+        self.mount = MountInMemory()
+        self.server = Heard()
+        self.unmounted = 0
+        self.covers = Covers(b"", self._on_unmounted)
+        self.covers.attached(self.server)
+
+    def _on_unmounted(self) -> None:
+        self.unmounted += 1
+
+    def order(self, view: int, path: bytes = b"train") -> None:
+        tree = os.open("/", os.O_PATH)
+        self.covers.cover(m.Cover(view, NAMESPACE, 5, path), tree)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        with trio.fail_after(10):
+            while not holds():
+                await trio.sleep(0.001)
+
+
+def run(check: Callable[[Rig], Awaitable[None]]) -> None:
+    async def main() -> None:
+        rig = Rig()
+        before = len(os.listdir("/proc/self/fd"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.covers.run, rig.mount)
+            await check(rig)
+            rig.mount.gate.set()
+            nursery.cancel_scope.cancel()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    trio.run(main)
+
+
+def test_each_change_is_reported_after_it_happened() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(7)
+        await rig.until(lambda: rig.server.pairs() == [(7, True)])
+        assert rig.mount.covers[7].mountpoint == "/mnt/train"
+        rig.covers.uncover(m.Uncover(7))
+        await rig.until(lambda: rig.server.pairs() == [(7, True), (7, False)])
+        assert rig.mount.covers == {}
+
+    run(check)
+
+
+def test_a_refusal_is_reported_with_its_reason() -> None:
+    async def check(rig: Rig) -> None:
+        rig.mount.refusal = Stale("another directory is at that path")
+        rig.order(7)
+        await rig.until(lambda: bool(rig.server.said))
+        assert rig.server.said == [m.CoverChanged(7, False, "another directory is at that path")]
+
+    run(check)
+
+
+def test_an_uncover_overtakes_a_queued_cover_but_not_one_in_progress() -> None:
+    async def check(rig: Rig) -> None:
+        rig.mount.gate.clear()
+        rig.order(1)
+        await rig.until(lambda: rig.covers._busy is not None)
+        rig.order(2)
+        rig.covers.uncover(m.Uncover(2))
+        rig.covers.uncover(m.Uncover(1))
+        assert rig.server.said == []
+        rig.mount.gate.set()
+        await rig.until(lambda: len(rig.server.said) == 3)
+        assert rig.server.pairs() == [(1, True), (2, False), (1, False)]
+        assert rig.mount.covers == {}
+
+    run(check)
+
+
+def test_an_unknown_view_is_answered_at_once() -> None:
+    async def check(rig: Rig) -> None:
+        rig.covers.uncover(m.Uncover(5))
+        assert rig.server.pairs() == [(5, False)]
+
+    run(check)
+
+
+def test_the_next_server_hears_of_covers_that_are_or_may_be_there() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1)
+        await rig.until(lambda: bool(rig.mount.covers))
+        await rig.until(lambda: rig.covers._busy is None)
+        rig.mount.gate.clear()
+        rig.order(2)
+        await rig.until(lambda: rig.covers._busy is not None)
+        rig.order(3)
+        after = Heard()
+        rig.covers.attached(after)
+        assert sorted(after.pairs()) == [(1, True), (2, True)]  # 3: its session has ended
+        rig.mount.gate.set()
+        await rig.until(lambda: after.pairs()[2:] == [(2, True)])
+        assert set(rig.mount.covers) == {1, 2}
+
+    run(check)
+
+
+def test_a_server_without_covers_has_them_removed() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1)
+        await rig.until(lambda: bool(rig.server.said))
+        rig.covers.attached(Heard(knows_covers=False))
+        await rig.until(lambda: not rig.mount.covers)
+
+    run(check)
+
+
+def test_the_number_of_covers_is_bounded() -> None:
+    async def check(rig: Rig) -> None:
+        rig.mount.gate.clear()
+        for view in range(MAX_COVERS + 3):
+            rig.order(view, b"d%d" % view)
+        refused = [one.view for one in rig.server.said]
+        assert refused == [MAX_COVERS, MAX_COVERS + 1, MAX_COVERS + 2]
+        rig.mount.gate.set()
+        await rig.until(lambda: len(rig.mount.covers) == MAX_COVERS)
+
+    run(check)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch looks without a pause: mounts always count as changed."""
+
+    class AlwaysChanged:
+        def __enter__(self) -> AlwaysChanged:
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+        def seen(self) -> bool:
+            return True
+
+    monkeypatch.setattr(covers_module, "MountChanges", AlwaysChanged)
+    monkeypatch.setattr(covers_module, "WATCH_S", 0.001)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cover_that_is_gone_is_reported() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1)
+        await rig.until(lambda: bool(rig.server.said))
+        rig.mount.covers.clear()
+        await rig.until(lambda: len(rig.server.said) == 2)
+        assert (rig.server.said[1].covered, bool(rig.server.said[1].reason)) == (False, True)
+        assert rig.unmounted == 0
+
+    run(check)
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_removes_the_cover_of_the_root_unmounts() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1, b"")
+        await rig.until(lambda: bool(rig.server.said))
+        rig.mount.covers.clear()
+        await rig.until(lambda: rig.unmounted == 1)
+
+    run(check)
+
+
+def test_the_end_removes_all_covers_and_refuses_more() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1)
+        rig.order(2, b"other")
+        await rig.until(lambda: len(rig.mount.covers) == 2)
+        await rig.covers.end()
+        assert rig.mount.covers == {}
+        rig.order(3)
+        assert rig.server.pairs()[-1] == (3, False)
+
+    run(check)
+
+
+def test_a_successor_reports_what_it_finds() -> None:
+    async def main() -> None:
+        mount = MountInMemory()
+        mount.covers[4] = Mount("8:1", "/views/4", "/mnt/a", "ext4", "/dev/sda", ())
+        server, covers = Heard(), Covers(b"", lambda: None)
+        covers.attached(server, mount)
+        assert server.pairs() == [(4, True)]
+        mount.covers[5] = Mount("8:1", "/views/5", "/mnt/b", "ext4", "/dev/sda", ())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(covers.run, mount)
+            with trio.fail_after(10):
+                while len(server.said) < 2:
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        assert server.pairs() == [(4, True), (5, True)]
+
+    trio.run(main)
+
+
+def test_a_tree_that_the_mount_does_not_show_is_refused(tmp_path: Path) -> None:
+    server, covers = Heard(), Covers(b"mounted", lambda: None)
+    covers.attached(server)
+    tree = os.open(tmp_path, os.O_PATH)
+    covers.cover(m.Cover(1, NAMESPACE, 5, b"elsewhere"), tree)
+    assert server.pairs() == [(1, False)]
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(tree)

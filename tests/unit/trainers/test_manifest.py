@@ -1,0 +1,172 @@
+"""Manifests of plain folders: the files of a walk by name, mapped; what a refresh takes in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import BadConfig
+from cachefs.trainers.listings import FolderContents, FoundFile, FoundFolder, MountListings
+from cachefs.trainers.manifest import Manifest
+from cachefs.trainers.manifest_build import ManifestBuild
+from cachefs.trainers.manifest_store import mapped
+from cachefs.trainers.manifest_tables import TableMap
+
+SEEDS = range(20)
+
+
+def walk(root: Path) -> list[tuple[bytes, int, int]]:
+    """The files in the order of a manifest: path below the root, ino, size."""
+    found = []
+    for folder, names, files in os.walk(os.fsencode(root)):
+        names.sort()
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            info = os.lstat(path)
+            found.append((os.path.relpath(path, os.fsencode(root)), info.st_ino, info.st_size))
+    return found
+
+
+def listed(manifest: Manifest) -> list[tuple[bytes, int, int]]:
+    every = range(len(manifest))
+    return [(manifest.relative(i), manifest.ino(i), manifest.size(i)) for i in every]
+
+
+def test_a_manifest_has_every_file_in_the_order_of_a_walk_by_name(
+    files: Path, home: str, manifest: Manifest
+) -> None:
+    (files / "a").mkdir()
+    (files / "a" / "deep").mkdir()
+    (files / "a" / "deep" / os.fsdecode(b"\xff\xfe")).write_bytes(b"x")
+    (files / "a-file").write_bytes(b"yy")
+    (files / "a" / "empty").touch()
+    (files / "link").symlink_to("a-file")
+    assert manifest.refresh()
+    assert listed(manifest) == [one for one in walk(files) if one[0] != b"link"]
+    assert next(iter(manifest)) == os.fsencode(files / "a-file")
+    assert manifest.classes == ["a", "cat", "dog", "fox"]
+    assert [manifest.label(i) for i in (0, 1, 2, 3)] == [-1, 0, 0, 1]
+
+
+def test_an_index_out_of_range_names_the_manifest(files: Path, manifest: Manifest) -> None:
+    for index in (25, -1):
+        for ask in (manifest.file, manifest.relative, manifest.size, manifest.ino, manifest.label):
+            with pytest.raises(IndexError, match=f"file {index} of {files}, .* has 25 files"):
+                ask(index)
+
+
+def test_an_empty_folder_has_a_manifest(tmp_path: Path, home: str) -> None:
+    (tmp_path / "empty").mkdir()
+    manifest = Manifest(tmp_path / "empty", home=home)
+    assert (len(manifest), [*manifest], manifest.classes) == (0, [], [])
+
+
+def test_the_identity_is_that_of_names_and_sizes(files: Path, home: str, tmp_path: Path) -> None:
+    first = Manifest(files, home=home)
+    os.rename(files, tmp_path / "moved")
+    moved = Manifest(tmp_path / "moved", home=home)
+    assert moved.identity == first.identity
+    (tmp_path / "moved" / "cat" / "000.jpg").write_bytes(b"longer")
+    assert moved.refresh()
+    assert moved.identity != first.identity
+
+
+def test_another_process_maps_the_same_tables(manifest: Manifest, files: Path, home: str) -> None:
+    copy = pickle.loads(pickle.dumps(manifest))
+    assert listed(copy) == listed(manifest)
+    (files / "cat" / "more").touch()
+    later = Manifest(files, home=home)
+    assert len(later) == 26
+    again = pickle.loads(pickle.dumps(copy))  # the tables in use are not removed
+    assert listed(again) == listed(manifest)
+
+
+def test_unused_tables_are_removed(files: Path, home: str) -> None:
+    for number in range(4):
+        (files / f"new{number}").touch()
+        Manifest(files, home=home)
+    last = Manifest(files, home=home)
+    assert len(last) == 29
+    assert len([*Path(home).rglob("*.names")]) == len([*Path(home).rglob("*.inos")]) == 1
+
+
+def test_damaged_tables_are_refused(manifest: Manifest) -> None:
+    names = manifest._tables.stem.with_suffix(".names")
+    names.write_bytes(names.read_bytes()[:-1])
+    with pytest.raises(BadConfig, match="instead of"):
+        mapped(manifest._tables.stem)
+
+
+class Tree:
+    """Folders in memory, with a count of listings."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.inos = iter(range(2, 1 << 30))
+        self.folders: dict[bytes, dict[bytes, tuple[int, int]]] = {b"": {}}
+        self.folder_inos = {b"": 1}
+        self.listed: list[bytes] = []
+
+    def change(self) -> int:
+        """Changes one name; returns the ino of the folder with it."""
+        folder = self.draw.choice([*self.folders])
+        name = b"%d" % self.draw.randrange(12)
+        below = (folder + b"/" if folder else b"") + name
+        files = self.folders[folder]
+        if below in self.folders:
+            self.remove(below)
+        elif files.pop(name, None) is None:
+            if self.draw.random() < 0.4:
+                self.folders[below], self.folder_inos[below] = {}, next(self.inos)
+            else:
+                files[name] = (next(self.inos), self.draw.randrange(100))
+        return self.folder_inos[folder]
+
+    def remove(self, folder: bytes) -> None:
+        for path in [p for p in self.folders if p == folder or p.startswith(folder + b"/")]:
+            del self.folders[path], self.folder_inos[path]
+
+    def root_ino(self) -> int:
+        return 1
+
+    def contents(self, path: bytes, ino: int) -> FolderContents:
+        assert self.folder_inos[path] == ino
+        self.listed.append(path)
+        prefix = path + b"/" if path else b""
+        below = [p for p in self.folders if p and p.rpartition(b"/")[0] == path and p != path]
+        return FolderContents(
+            sorted(FoundFile(n, ino, size) for n, (ino, size) in self.folders[path].items()),
+            sorted(FoundFolder(p[len(prefix) :], self.folder_inos[p]) for p in below),
+        )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_refresh_equals_a_new_build_and_lists_only_what_changed(
+    seed: int, tmp_path: Path
+) -> None:
+    tree = Tree(seed)
+    for _ in range(60):
+        tree.change()
+    ManifestBuild(tree).run().write(tmp_path / "0", b"", 0)
+    for step in range(1, 12):
+        before = dict(tree.folder_inos)
+        changed = {tree.change() for _ in range(tree.draw.randrange(4))}
+        tree.listed.clear()
+        build = ManifestBuild(tree, TableMap(tmp_path / f"{step - 1}"), frozenset(changed))
+        build.run().write(tmp_path / f"{step}", b"", step)
+        new = [path for path in tree.listed if tree.folder_inos[path] not in changed]
+        assert all(before.get(path) != tree.folder_inos[path] for path in new)
+        ManifestBuild(tree).run().write(tmp_path / f"whole{step}", b"", step)
+        for suffix in (".inos", ".names"):
+            name = f"{step}{suffix}"
+            assert (tmp_path / name).read_bytes() == (tmp_path / f"whole{name}").read_bytes()
+
+
+def test_listings_through_a_mount_are_sorted(files: Path) -> None:
+    found = MountListings(os.fsencode(files)).contents(b"cat", 0)
+    assert found.files == sorted(found.files)
+    assert found.folders == []
