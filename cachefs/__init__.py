@@ -7,12 +7,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cachefs.library.api import close as close
-    from cachefs.library.api import open as open
-    from cachefs.library.api import tree as tree
+from typing import Any
 
 __version__ = "0.1.0"
 

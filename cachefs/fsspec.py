@@ -20,6 +20,7 @@ from cachefs.core.errors import ReadOnly
 from cachefs.library import api
 from cachefs.library.cache_file import CacheFile
 from cachefs.library.os_errors import os_error
+from cachefs.library.places import is_below
 from cachefs.library.tree import Entry, Tree
 
 
@@ -55,10 +56,13 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     @staticmethod
     def _top(path: str) -> tuple[str, str]:
-        """Returns the URL whose tree has a path, and the path below it."""
-        if path.startswith("/"):
-            return path, ""
+        """Returns the URL whose tree has a path, and the path below it. Some programs lose a slash
+        of `cachefs:///mnt/x`: without a port, `mnt/x` is a path on a mount where there is one."""
         host, _, rest = path.partition("/")
+        if not host:
+            return path, ""
+        if ":" not in host and api.library().is_on_mount(f"/{path}"):
+            return f"/{path}", ""
         return f"cachefs://{host}", rest
 
     # ---- names ----
@@ -220,10 +224,10 @@ class _SourceFileSystem(CacheFileSystem):
     def _split(self, path: str) -> tuple[Tree, str]:
         path = self._strip_protocol(path)
         top, rest = _root_of_source(self.protocol, path)
-        source = str(self._settings.get("source", ""))
-        if source:
-            rest = f"{self.protocol}://{path}".removeprefix(f"cachefs+{source}").lstrip("/")
-            top = f"cachefs+{source}"
+        source = str(self._settings.get("source", "")).rstrip("/")
+        url = f"{self.protocol}://{path}"
+        if source and is_below(url, f"cachefs+{source}"):
+            top, rest = f"cachefs+{source}", url.removeprefix(f"cachefs+{source}").lstrip("/")
         tree = self._trees.get(top)
         if tree is None:
             tree = self._trees[top] = api.tree(top, **self._settings)

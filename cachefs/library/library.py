@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cachefs.library.mount_table import MountTable
+from cachefs.library.mount_table import MountTable, deepest
 from cachefs.library.places import Places
 from cachefs.library.source import Source
 
@@ -43,6 +43,12 @@ class Library:
             if source is None:
                 source = self._sources[place.dialer.key] = Source(place.dialer)
             return Located(source, place.path)
+
+    def is_on_mount(self, path: str) -> bool:
+        """Returns whether an absolute path, links aside, is on a CacheFS mount."""
+        with self._lock:
+            mount = deepest(self._mounts.current(), path)
+        return mount is not None and mount.is_cachefs
 
     @property
     def version(self) -> int:

@@ -185,7 +185,7 @@ class SharedSocket:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise _late()
-        if self._poll.poll(min(left_s, PING_S) * 1000):
+        if self._poll.poll(min(left_s, PING_S) * 1000) or left_s < PING_S:
             return
         if time.monotonic() - self._heard_at_s > SILENCE_S:
             return self.lose(f"the server has been silent for {SILENCE_S:g} s")
