@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from fsspec.spec import AbstractFileSystem
 
@@ -22,6 +22,8 @@ from cachefs.library.cache_file import CacheFile
 from cachefs.library.os_errors import os_error
 from cachefs.library.places import is_below
 from cachefs.library.tree import Entry, Tree
+
+MOST_TREES: Final = 256  # of one file system: mounts, buckets, folders behind links
 
 
 class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -42,27 +44,33 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
-        path = os.fspath(path)
-        path = path.removeprefix(f"{cls.protocol}://")
+        path = os.fspath(path).removeprefix(cls.protocol + "://")
         return path.rstrip("/") or cls.root_marker
 
     def _split(self, path: str) -> tuple[Tree, str]:
         """Returns the tree of a path and the path below it."""
-        top, rest = self._top(self._strip_protocol(path))
+        top, rest = self._top(path)
+        return self._tree(top), rest
+
+    def _tree(self, top: str) -> Tree:
         tree = self._trees.get(top)
         if tree is None:
+            if len(self._trees) >= MOST_TREES:
+                self._trees.clear()
             tree = self._trees[top] = api.tree(top, **self._settings)
-        return tree, rest
+        return tree
 
     @staticmethod
     def _top(path: str) -> tuple[str, str]:
         """Returns the URL whose tree has a path, and the path below it. Some programs lose a slash
         of `cachefs:///mnt/x`: without a port, `mnt/x` is a path on a mount where there is one."""
         host, _, rest = path.partition("/")
-        if not host:
-            return path, ""
-        if ":" not in host and api.library().is_on_mount(f"/{path}"):
-            return f"/{path}", ""
+        local = path if not host else "" if ":" in host else f"/{path}"
+        if local and (mountpoint := api.library().mountpoint_of(local)):
+            return mountpoint, local[len(mountpoint) + 1 :]
+        if not host:  # links may lead to a mount
+            folder, _, name = path.rpartition("/")
+            return folder or "/", name
         return f"cachefs://{host}", rest
 
     # ---- names ----
@@ -117,12 +125,12 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         return self.modified(path)
 
     def modified(self, path: str) -> datetime:
-        tree, below = self._split(path)
+        tree, below = self._split(self._strip_protocol(path))
         return datetime.fromtimestamp(tree.stat(below).mtime_ns / 1e9, UTC)
 
     def ukey(self, path: str) -> str:
         """Returns an identity of a file's content."""
-        tree, below = self._split(path)
+        tree, below = self._split(self._strip_protocol(path))
         inode = tree.stat(below).inode
         return f"{inode.ino}-{inode.version}-{inode.nonce}"
 
@@ -146,7 +154,7 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
-        tree, below = self._split(path)
+        tree, below = self._split(self._strip_protocol(path))
         data: bytes = tree.read_ranges([(below, start, end)])[0]
         return data
 
@@ -189,7 +197,7 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         """Reads ranges, those of one tree in one batch."""
         by_tree: dict[Tree, list[tuple[int, str, int | None, int | None]]] = {}
         for number, (path, start, end) in enumerate(ranges):
-            tree, below = self._split(path)
+            tree, below = self._split(self._strip_protocol(path))
             by_tree.setdefault(tree, []).append((number, below, start, end))
         results: list[Any] = [None] * len(ranges)
         for tree, some in by_tree.items():
@@ -222,16 +230,12 @@ class _SourceFileSystem(CacheFileSystem):
     """Paths of sources: `bucket/path` of `cachefs+SCHEME://bucket/path`."""
 
     def _split(self, path: str) -> tuple[Tree, str]:
-        path = self._strip_protocol(path)
         top, rest = _root_of_source(self.protocol, path)
         source = str(self._settings.get("source", "")).rstrip("/")
         url = f"{self.protocol}://{path}"
         if source and is_below(url, f"cachefs+{source}"):
             top, rest = f"cachefs+{source}", url.removeprefix(f"cachefs+{source}").lstrip("/")
-        tree = self._trees.get(top)
-        if tree is None:
-            tree = self._trees[top] = api.tree(top, **self._settings)
-        return tree, rest
+        return self._tree(top), rest
 
 
 class S3CacheFileSystem(_SourceFileSystem):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import mmap
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError
 from cachefs.library.open_file import OpenFile
@@ -15,15 +15,27 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
+def joined(folder: str, path: bytes) -> str:
+    """Returns the path or URL of a path below a folder."""
+    return f"{folder.rstrip('/')}/{os.fsdecode(path)}".rstrip("/")
+
+
 class CacheFile(io.RawIOBase):
     """A binary file for reading. `pread` and `view` do not move its position. Raises OSError."""
 
-    def __init__(self, file: OpenFile, path: bytes) -> None:
+    mode: Final = "rb"
+
+    def __init__(self, file: OpenFile, folder: str, path: bytes) -> None:
+        """`folder` and `path` together are the file's name."""
         super().__init__()
-        self.name = os.fsdecode(path)
-        self.mode = "rb"
+        self._folder = folder
+        self._path = path
         self._file = file
         self._position = 0
+
+    @property
+    def name(self) -> str:
+        return joined(self._folder, self._path)
 
     @property
     def size(self) -> int:

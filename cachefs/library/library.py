@@ -44,25 +44,23 @@ class Library:
                 source = self._sources[place.dialer.key] = Source(place.dialer)
             return Located(source, place.path)
 
-    def is_on_mount(self, path: str) -> bool:
-        """Returns whether an absolute path, links aside, is on a CacheFS mount."""
-        with self._lock:
-            mount = deepest(self._mounts.current(), path)
-        return mount is not None and mount.is_cachefs
+    def mountpoint_of(self, path: str) -> str:
+        """Returns the mount point of the CacheFS mount that an absolute path, links aside, is on;
+        "" if it is on none."""
+        mount = deepest(self._mounts.current(), path)
+        return mount.mountpoint if mount is not None and mount.is_cachefs else ""
 
     @property
     def version(self) -> int:
         """Changes when a path may lead to another source."""
-        with self._lock:
-            self._mounts.current()
-            return self._mounts.version
+        self._mounts.current()
+        return self._mounts.version
 
     def close(self) -> None:
         """Closes all connections. The next use connects again."""
         with self._lock:
             for source in self._sources.values():
                 source.close()
-            self._sources.clear()
             self._mounts.close()
 
     def abandon(self) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
+from typing import Final
 
 from cachefs.core.mountinfo import OWN, Mount, Mounts, parse_mountinfo
+
+CHECK_S: Final = 0.01
 
 
 class MountTable:
@@ -16,13 +20,18 @@ class MountTable:
         self.version = 0
         self._mounts = Mounts(())
         self._lock = threading.Lock()
+        self._valid_until_s = 0.0  # monotonic
         self._fd = -1
         self._poll = select.poll()
 
     def current(self) -> Mounts:
-        """Returns the mounts of now. The kernel reports a change to the descriptor of an open
-        mountinfo, so an unchanged table costs one system call."""
+        """Returns the mounts, as they were `CHECK_S` ago at the earliest. The kernel reports a
+        change to the descriptor of an open mountinfo, so an unchanged table costs no parsing."""
+        now = time.monotonic()
+        if now < self._valid_until_s:
+            return self._mounts
         with self._lock:
+            self._valid_until_s = now + CHECK_S
             if self._fd < 0:
                 self._fd = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
                 self._poll.register(self._fd, select.POLLERR | select.POLLPRI)
@@ -50,6 +59,7 @@ class MountTable:
         self._close()
 
     def _close(self) -> None:
+        self._valid_until_s = 0.0
         if self._fd >= 0:
             self._poll.unregister(self._fd)
             os.close(self._fd)

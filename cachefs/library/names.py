@@ -52,14 +52,14 @@ class Names:
         self._lock = threading.Lock()
         self._cache = MetadataCache()
         self._paths: dict[bytes, KnownPath] = {}
-        self._namespace = NamespaceId(b"")
+        self.namespace = NamespaceId(b"")
 
     # ---- what is known ----
 
-    def known(self, path: bytes) -> KnownPath | None:
+    def known(self, path: bytes, now: float) -> KnownPath | None:
         """Returns what is known of a path, without a request; None if it must be resolved."""
         found = self._paths.get(path)
-        return found if found is not None and found.expires_at > time.monotonic() else None
+        return found if found is not None and found[2] > now else None
 
     def forget(self, path: bytes) -> None:
         """Drops a path whose inode turned out to be outdated, with the names on it."""
@@ -86,7 +86,7 @@ class Names:
             self._cache.invalidate_everything()
             self._paths = {}
             if attached is not None:
-                self._namespace = attached.namespace
+                self.namespace = attached.namespace
 
     def abandon(self) -> None:
         """Drops all names after a fork: the parent's threads may have held the lock."""
@@ -98,7 +98,7 @@ class Names:
 
     def resolve(self, path: bytes) -> KnownPath:
         """Returns the inode of a path. Raises the typed errors."""
-        found = self.known(path) or self.resolve_all([path])[0]
+        found = self.known(path, time.monotonic()) or self.resolve_all([path])[0]
         if isinstance(found, CacheFSError):
             raise found
         return found
@@ -137,7 +137,7 @@ class Names:
         if one.walk.error is not None:
             return one.walk.error
         inode = one.walk.inode
-        content = ContentId.name_of(self._namespace, inode)
+        content = ContentId.name_of(self.namespace, inode)
         known = KnownPath(inode, content, one.expires_at)
         with self._lock:
             if one.position == self._cache.noted.position:  # nothing changed meanwhile
@@ -163,7 +163,7 @@ class Names:
         return None
 
     def lookup(self, question: Question) -> m.Lookup:
-        return m.Lookup(self._namespace, question.parent, question.name)
+        return m.Lookup(self.namespace, question.parent, question.name)
 
     def position(self) -> int:
         """Returns the position in the log of invalidations at which a request is sent."""
@@ -201,7 +201,7 @@ class Names:
         return [one.error or one.rows for one in listings]
 
     def list_dir(self, ino: int, after: bytes) -> m.ListDir:
-        return m.ListDir(self._namespace, ino, after)
+        return m.ListDir(self.namespace, ino, after)
 
     def put_page(self, ino: int, page: m.Listing, asked_at: int) -> list[ListedName]:
         """Records a page of a listing and returns its entries."""

@@ -61,6 +61,8 @@ class NodeSession:
 
     def __init__(self, dialer: Dialer, sink: EventSink) -> None:
         self.epoch = 0
+        self.generation = 0  # of the process: grows at each fork
+        self.lock = threading.Lock()  # for short uses; never held during a wait
         self.published = PublishedDirs()
         self._dialer = dialer
         self._sink = sink
@@ -186,8 +188,9 @@ class NodeSession:
 
     def abandon(self) -> None:
         """Makes the session one of this process, after a fork."""
-        self._connecting = threading.Lock()
+        self._connecting, self.lock = threading.Lock(), threading.Lock()
         self.epoch += 1
+        self.generation += 1
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.abandon()

@@ -28,33 +28,72 @@ ASK_BYTES: Final = 1 << 20  # of one request; the server grants more where it ha
 NO_FD: Final = -1
 
 
+class Doubts:
+    """Counts the tiers' reports of lost data. Open files compare it with what they have seen."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._of_tier: dict[int, int] = {}
+
+    def add(self, tier: int) -> None:
+        """Records that a tier lost data."""
+        self._of_tier[tier] = self.count = self.count + 1
+
+    def since(self, seen: int, handle: FileHandle) -> bool:
+        """Returns whether a tier that a file reads from lost data after `seen`."""
+        return any(
+            count > seen and handle.reads_from(tier) for tier, count in [*self._of_tier.items()]
+        )
+
+
 class OpenFile:
     """An open file. Raises the typed errors, and OSError of the cache's disk."""
+
+    __slots__ = (
+        "__weakref__", "_doubts", "_fd", "_generation", "_handle", "_lock", "_namespace",
+        "_on_lent", "_seen", "_session", "_tier", "closed", "inode", "size",
+    )  # fmt: skip
 
     def __init__(
         self,
         session: NodeSession,
         namespace: NamespaceId,
         inode: Inode,
-        on_lent: Callable[[OpenFile], None] = lambda _: None,
+        doubts: Doubts,
+        on_lent: Callable[[OpenFile], None],
     ) -> None:
         """`on_lent` is called when the file gets scratch space of the server, a segment."""
         self.inode = inode
         self.size = inode.size
-        self.handle = FileHandle(inode.ino, inode.size, 0, inode.nonce)
-        self.handle.namespace = namespace
         self.closed = False
+        self._handle: FileHandle | None = None  # a file that stays complete needs none
         self._fd = NO_FD  # of a complete file
+        self._tier = 0
+        self._namespace = namespace
         self._session = session
+        self._doubts = doubts
+        self._seen = doubts.count
         self._on_lent = on_lent
-        self._lock = threading.Lock()
+        self._lock: threading.Lock | None = None
+        self._generation = session.generation
 
     # ---- opening ----
 
+    @property
+    def handle(self) -> FileHandle:
+        """What is known of the file's bytes and of the server's handle."""
+        if self._handle is None:
+            self._handle = FileHandle(self.inode.ino, self.size, 0, self.inode.nonce)
+            self._handle.namespace = self._namespace
+            if self._fd >= 0:
+                self._handle.use_complete(Descriptor(self._fd, 0, self._tier))
+        return self._handle
+
     def use_published(self, fd: int, tier: int) -> None:
         """Reads from the descriptor of a complete file, which this object then owns."""
-        self.handle.use_complete(Descriptor(fd, 0, tier))
-        self._fd = fd
+        self._fd, self._tier = fd, tier
+        if self._handle is not None:
+            self._handle.use_complete(Descriptor(fd, 0, tier))
 
     def use_opened(self, opened: m.Opened, fd: int | None, epoch: int) -> None:
         """Takes the server's reply to Open, sent in `epoch`. Owns `fd`. Raises Stale if the size
@@ -63,12 +102,12 @@ class OpenFile:
             close_fd(fd)
             self._release(opened.handle, epoch)
             raise Stale("the file has another size than when it was opened")
-        descriptor = Descriptor(fd, 0, opened.tier) if fd is not None else None
-        if opened.complete and (descriptor is not None or not opened.size):
+        if opened.complete and (fd is not None or not opened.size):
             self._release(opened.handle, epoch)  # the descriptor is all that is needed
-            if descriptor is not None:
-                self.use_published(descriptor.fd, opened.tier)
+            if fd is not None:
+                self.use_published(fd, opened.tier)
         else:
+            descriptor = Descriptor(fd, 0, opened.tier) if fd is not None else None
             self.handle.tier = opened.tier
             self.handle.use_partial(descriptor, opened.handle, epoch)
 
@@ -95,7 +134,7 @@ class OpenFile:
         if size <= 0:
             return b""
         fd = self._fd
-        if fd >= 0:
+        if fd >= 0 and self._seen == self._doubts.count:
             data = os.pread(fd, size, offset)
             return data if len(data) == size else read_all(fd, offset, size)
         buffer = bytearray(size)
@@ -109,7 +148,7 @@ class OpenFile:
         view = view[: max(0, min(len(view), self.size - offset))]
         if not view:
             return 0
-        if self._fd >= 0:
+        if self._fd >= 0 and self._seen == self._doubts.count:
             _fill(self._fd, view, offset)
         else:
             self._read_ranges(view, offset)
@@ -122,7 +161,8 @@ class OpenFile:
 
     def _read_range(self, view: memoryview, offset: int) -> int:
         """Reads what one source of bytes has at `offset`; requests it first if there is none."""
-        with self._lock:
+        with self._locked():
+            self._heed_doubts()
             source = self.handle.source(offset)
             if source is None:
                 self._ensure(offset, min(len(view), ASK_BYTES))
@@ -178,10 +218,13 @@ class OpenFile:
         self.handle.add_segment(segment, reply.keep)
         self._on_lent(self)
 
+    # ---- what happens to it ----
+
     def give_back_if_idle(self) -> bool:
         """Closes the segments unless they were read since the last call. Returns whether none is
         left. Never waits for a read of another thread."""
-        if not self._lock.acquire(blocking=False):
+        lock = self._locked()
+        if not lock.acquire(blocking=False):
             return False
         try:
             if not self.handle.was_read:
@@ -189,30 +232,37 @@ class OpenFile:
             self.handle.was_read = False
             return not self.handle.segments
         finally:
-            self._lock.release()
+            lock.release()
 
-    # ---- what happens to it ----
+    def _locked(self) -> threading.Lock:
+        """Returns the lock of the state. A forked child makes another one: a thread of the parent
+        may have held it."""
+        with self._session.lock:
+            if self._lock is None or self._generation != self._session.generation:
+                self._lock, self._generation = threading.Lock(), self._session.generation
+            return self._lock
 
-    def doubt(self, tier: int) -> None:
+    def _heed_doubts(self) -> None:
         """Stops reading from a tier that lost data: the server is asked for the bytes."""
-        with self._lock:
-            if self.handle.reads_from(tier):
-                self._fd = NO_FD
-                self.handle.go_past_tier()
-
-    def abandon(self) -> None:
-        """Makes the file one of this process after a fork. The parent has the server's handle."""
-        self._lock = threading.Lock()
-        self.handle.server_handle = self.handle.epoch = 0
+        seen, self._seen = self._seen, self._doubts.count
+        if seen != self._seen and self._doubts.since(seen, self.handle):
+            self._fd = NO_FD
+            self.handle.go_past_tier()
 
     def close(self) -> None:
         """Closes the descriptors and releases the server's handle. Idempotent."""
         if self.closed:
             return
-        self.closed, self._fd = True, NO_FD
-        self.handle.close()
-        server_handle, self.handle.server_handle = self.handle.server_handle, 0
-        self._release(server_handle, self.handle.epoch)
+        self.closed = True
+        fd, self._fd = self._fd, NO_FD
+        handle = self._handle
+        if handle is None:
+            if fd >= 0:
+                os.close(fd)
+            return
+        handle.close()
+        server_handle, handle.server_handle = handle.server_handle, 0
+        self._release(server_handle, handle.epoch)
 
     def _release(self, server_handle: int, epoch: int) -> None:
         if server_handle:

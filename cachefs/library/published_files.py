@@ -45,8 +45,10 @@ class PublishedFiles:
         self._seen = None
 
     def read(self, content: str, size: int) -> bytes | None:
-        """Returns all bytes of a complete file; None if it is not complete here."""
-        for directory, _ in self._dirs():
+        """Returns all bytes of a complete file that is not empty; None if it is not complete here,
+        and for anything else than a file."""
+        dirs = self._usable if self._published.dirs is self._seen else self._dirs()
+        for directory, _ in dirs:
             try:
                 fd = _open(content, FLAGS, dir_fd=directory)
             except OSError as err:

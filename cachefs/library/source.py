@@ -15,7 +15,7 @@ from cachefs.core.model import Kind, NamespaceId
 from cachefs.library.cold_reads import ColdReads, Wanted
 from cachefs.library.names import STALE_TRIES, KnownPath, ListedName, Names
 from cachefs.library.node_session import TRIES, Dialer, NodeSession, checked
-from cachefs.library.open_file import OpenFile
+from cachefs.library.open_file import Doubts, OpenFile
 from cachefs.library.pipeline import Pipeline
 from cachefs.library.published_files import PublishedFiles, read_all
 from cachefs.library.shared_socket import Reply, SocketLost
@@ -55,7 +55,7 @@ class Source:
         self.session = NodeSession(dialer, self)
         self.names = Names(self.session)
         self._published = PublishedFiles(self.session.published)
-        self._open: weakref.WeakSet[OpenFile] = weakref.WeakSet()
+        self._doubts = Doubts()
         self._lent: weakref.WeakSet[OpenFile] = weakref.WeakSet()  # those with segments
         self._uses: list[str] = []
         self._hit_bytes = 0
@@ -68,13 +68,35 @@ class Source:
 
     # ---- reading ----
 
+    def read_files(self, paths: Sequence[bytes]) -> list[bytes | Failed]:
+        """Returns the bytes of each file, or its error."""
+        self._catch_up()
+        results: list[bytes | Failed | None] = []
+        add, known, read = results.append, self.names.known, self._published.read
+        now, uses, size = time.monotonic(), self._uses.append, 0
+        for path in paths:
+            found = known(path, now)
+            data = read(found.content, found.inode.size) if found is not None else None
+            if data:
+                uses(found.content)  # type: ignore[union-attr]  # it was found
+                size += len(data)
+            add(data)
+        self._count_uses(size)
+        if None in results:
+            left = [number for number, one in enumerate(results) if one is None]
+            rest = self.read_all([ByteRange(paths[number]) for number in left])
+            for number, result in zip(left, rest, strict=True):
+                results[number] = result
+        return results  # type: ignore[return-value]  # no None is left
+
     def read_all(self, ranges: Sequence[ByteRange]) -> list[bytes | Failed]:
         """Returns the bytes of each range, or its error."""
         self._catch_up()
         results: list[bytes | Failed | None] = [None] * len(ranges)
         left = []
+        now = time.monotonic()
         for number, one in enumerate(ranges):
-            known = self.names.known(one.path)
+            known = self.names.known(one.path, now)
             data = self.read_warm(one, known) if known is not None else None
             if data is None:
                 left.append(number)
@@ -124,7 +146,8 @@ class Source:
     def resolve_all(self, paths: Sequence[bytes]) -> list[KnownPath | CacheFSError]:
         """Returns what each path leads to, or its error."""
         self._catch_up()
-        known = [self.names.known(path) for path in paths]
+        now = time.monotonic()
+        known = [self.names.known(path, now) for path in paths]
         left = [path for path, one in zip(paths, known, strict=True) if one is None]
         found = iter(self.names.resolve_all(left) if left else ())
         return [one if one is not None else next(found) for one in known]
@@ -139,7 +162,7 @@ class Source:
     def open(self, path: bytes) -> OpenFile:
         """Opens a file. The caller closes it."""
         self._catch_up()
-        known = self.names.known(path)
+        known = self.names.known(path, time.monotonic())
         warm = self.open_warm(known) if known is not None else None
         if warm is not None:
             return warm
@@ -166,15 +189,11 @@ class Source:
                 return None
             file.use_published(*opened)
             self._note_use(known.content, inode.size)
-        return self._noted(file)
+        return file
 
     def new_file(self, known: KnownPath) -> OpenFile:
-        return OpenFile(self.session, self.namespace, known.inode, self._note_lent)
-
-    def _noted(self, file: OpenFile) -> OpenFile:
-        with self._lock:
-            self._open.add(file)
-        return file
+        namespace = self.names.namespace
+        return OpenFile(self.session, namespace, known.inode, self._doubts, self._note_lent)
 
     def _note_lent(self, file: OpenFile) -> None:
         with self._lock:
@@ -209,7 +228,7 @@ class Source:
                 try:
                     opened = checked(reply, m.Opened)
                     files[number].use_opened(opened, reply.fd, exchange.shared.epoch)
-                    done[number] = self._noted(files[number])
+                    done[number] = files[number]
                 except CacheFSError as err:
                     done[number] = err
 
@@ -224,7 +243,7 @@ class Source:
         """Resolves paths and uses their files. Resolves a path again if its file was replaced
         meanwhile."""
         for round in range(1, STALE_TRIES + 1):
-            found = self.names.resolve_all([path for _, path in paths])
+            found = self.resolve_all([path for _, path in paths])
             missing: dict[int, KnownPath] = {}
             for (number, _), known in zip(paths, found, strict=True):
                 if isinstance(known, CacheFSError):
@@ -257,8 +276,7 @@ class Source:
         elif isinstance(event, m.TierState):
             self._published.tier_changed(event.tier, in_service=event.in_service)
             if event.doubtful:
-                for file in self._files(self._open):
-                    file.doubt(event.tier)
+                self._doubts.add(event.tier)
 
     def on_connected(self, attached: m.Attached) -> None:
         self._published.trust_all()
@@ -274,17 +292,19 @@ class Source:
         if now - self._tidied_at_s > TIDY_S:
             self._tidied_at_s = now
             self._report_uses()
-            for file in self._files(self._lent):
+            with self._lock:
+                lent = [*self._lent]
+            for file in lent:
                 if file.give_back_if_idle():
                     with self._lock:
                         self._lent.discard(file)
 
-    def _files(self, some: weakref.WeakSet[OpenFile]) -> list[OpenFile]:
-        with self._lock:
-            return [*some]
-
     def _note_use(self, content: str, size: int) -> None:
         self._uses.append(content)
+        self._count_uses(size)
+
+    def _count_uses(self, size: int) -> None:
+        """Counts bytes that were read without a request."""
         self._hit_bytes += size
         if len(self._uses) >= MOST_USES:
             self._report_uses()
@@ -293,8 +313,8 @@ class Source:
         with self._lock:
             uses, self._uses = self._uses, []
             size, self._hit_bytes = self._hit_bytes, 0
-        if uses:
-            self.session.post(m.Used(uses, size))
+        for first in range(0, len(uses), MOST_USES):
+            self.session.post(m.Used(uses[first : first + MOST_USES], 0 if first else size))
 
     def close(self) -> None:
         """Ends the session. Open files stay usable, and the next use connects again."""
@@ -307,8 +327,6 @@ class Source:
         self._uses = []
         self.session.abandon()
         self.names.abandon()
-        for file in self._files(self._open):
-            file.abandon()
 
 
 class _Reads:

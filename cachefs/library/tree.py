@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Inode, Kind, NamespaceId
-from cachefs.library.cache_file import CacheFile
+from cachefs.library.cache_file import CacheFile, joined
 from cachefs.library.library import Library, Located
 from cachefs.library.open_file import OpenFile
 from cachefs.library.os_errors import os_error
@@ -66,7 +66,7 @@ class Tree:
         self.url = url
         self._settings = settings
         self._library = library
-        self._version = -1
+        self._version = -1  # of the table of mounts
         self._located: Located | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,7 +86,10 @@ class Tree:
         """Returns the bytes of each file, in the order of `paths`. Files that are not complete on
         this node are requested 256 at a time. A file that cannot be read does not stop the others:
         "raise" raises the first error at the end, "return" returns the OSError in its place."""
-        return self.read_ranges(((path, None, None) for path in paths), on_error)
+        asked = [*map(os.fsencode, paths)]
+        source, base = self._locate()
+        wanted = [b"%s/%s" % (base, path) for path in asked] if base else asked
+        return self._results(asked, self._by_source(source.read_files, wanted), on_error)
 
     def read_ranges(
         self,
@@ -105,8 +108,13 @@ class Tree:
 
     def open(self, path: PathLike = "") -> CacheFile:
         """Opens a file, unbuffered."""
-        file: CacheFile = self.open_batch([path])[0]
-        return file
+        name = os.fsencode(path)
+        source, base = self._locate()
+        try:
+            file = source.open(_below(base, name))
+        except (CacheFSError, OSError) as err:
+            raise os_error(err, self._full(name)) from err
+        return CacheFile(file, self.url, name)
 
     def open_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
         """Opens files as `read_batch` reads them. If it raises, it leaves none open."""
@@ -114,7 +122,7 @@ class Tree:
         source, base = self._locate()
         opened = self._by_source(source.open_all, [_below(base, path) for path in asked])
         files = [
-            CacheFile(one, os.fsencode(self._full(path))) if isinstance(one, OpenFile) else one
+            CacheFile(one, self.url, path) if isinstance(one, OpenFile) else one
             for path, one in zip(asked, opened, strict=True)
         ]
         try:
@@ -219,18 +227,18 @@ class Tree:
         self, paths: Sequence[bytes], results: Sequence[Any], on_error: OnError
     ) -> list[Any]:
         """Returns the results with errors as OSErrors. Raises the first one, if it is to."""
-        translated = [
-            os_error(one, self._full(path)) if isinstance(one, (CacheFSError, OSError)) else one
-            for path, one in zip(paths, results, strict=True)
-        ]
+        bad = [n for n, one in enumerate(results) if isinstance(one, (CacheFSError, OSError))]
+        if not bad:
+            return [*results]
+        translated = [*results]
+        for number in bad:
+            translated[number] = os_error(results[number], self._full(paths[number]))
         if on_error == "raise":
-            for one in translated:
-                if isinstance(one, OSError):
-                    raise one
+            raise translated[bad[0]]
         return translated
 
     def _full(self, path: bytes) -> str:
-        return f"{self.url.rstrip('/')}/{os.fsdecode(path)}".rstrip("/")
+        return joined(self.url, path)
 
 
 def _below(base: bytes, path: bytes) -> bytes:
