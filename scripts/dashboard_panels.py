@@ -304,6 +304,17 @@ MASTER: Final = Row(
     "Master",
     (
         _series(
+            "Problems", "short", "Problems of the cluster by code, as of `cachefs health`.",
+            {"{{code}}": "sum by (code) (cachefs_master_problems%)"}, stacked=True,
+        ),
+        _series(
+            "Quotas", "percentunit", "Used share of the quota of a path.",
+            {
+                "{{path}}": "max by (path) (cachefs_master_quota_used_bytes%) "
+                "/ max by (path) (cachefs_master_quota_bytes%)",
+            },
+        ),
+        _series(
             "Calls", "reqps", "Calls that the master answered, by kind.",
             {"{{call}}": _rate("cachefs_master_calls_total", "call")}, stacked=True,
         ),
@@ -379,6 +390,14 @@ MOUNTS: Final = Row(
                 "{{event}}": _rate(
                     "cachefs_client_events_total", "event", 'event!="open_files"'
                 )
+            },
+        ),
+        _series(
+            "Client processes", "short",
+            "Client processes of an hour that followed another one of their mount.",
+            {
+                "{{mountpoint}}": "sum by (mountpoint) "
+                "(increase(cachefs_worker_takeovers_total%[1h]))",
             },
         ),
         _series(

@@ -140,6 +140,8 @@ def _node(status: Mapping[str, Any]) -> Iterator[Metric]:
     text = "Files of load jobs in progress."
     yield GaugeMetricFamily("cachefs_worker_loading_files", text, loading)
     yield from _clients(status["mounts"])
+    text = "Client processes that followed another one of their mount."
+    yield _labelled("cachefs_worker_takeovers", text, "mountpoint", status["takeovers"])
 
 
 def _clients(mounts: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

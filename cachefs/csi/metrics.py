@@ -15,6 +15,7 @@ from cachefs.core.errors import CacheFSError
 
 _BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MOST_PODS: Final = 250
+ORPHANS: Final = ("mount", "deposit")
 
 
 class DriverMetrics:
@@ -31,6 +32,7 @@ class DriverMetrics:
         self.publishes = Counter(
             "cachefs_csi_publishes", "Publishes by result.", ["result"], registry=registry
         )
+        self.publishes.labels("ok")  # a first zero, so that `increase` sees the first event
         self.seconds = Histogram(
             "cachefs_csi_publish_seconds",
             "Duration of publishes that succeeded.",
@@ -43,6 +45,8 @@ class DriverMetrics:
             ["kind"],
             registry=registry,
         )
+        for kind in ORPHANS:
+            self.orphans.labels(kind)
         self.lost = Counter(
             "cachefs_csi_lost_volumes",
             "Published volumes whose mount was dead and was made anew.",

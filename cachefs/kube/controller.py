@@ -26,7 +26,7 @@ from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import OWNER, Key, Object, key_of
 from cachefs.kube.pod_handler import PodHandler
 from cachefs.kube.spec import OperatorSpec
-from cachefs.kube.steps import Use
+from cachefs.kube.steps import Measured
 from cachefs.kube.use_round import UseRound
 from cachefs.kube.work_queue import Item
 
@@ -56,7 +56,7 @@ class Controller:
         self._datasets = Datasets()
         self._pods = Pods()
         self._with_other_objects: set[Key] = set()  # Datasets whose volume or claim has changed
-        self._uses: dict[Key, Use] = {}  # measured and not handled yet
+        self._measurements: dict[Key, Measured] = {}  # not handled yet
         self._view = MasterView(master, self._master_changed)
         self._use_round = UseRound(
             master, lambda: [*self._datasets.by_key.values()], self._measured, clock
@@ -145,7 +145,7 @@ class Controller:
         if self._datasets.drop(key, uid):
             self._dataset_handler.forget(key)
             self._with_other_objects.discard(key)
-            self._uses.pop(key, None)
+            self._measurements.pop(key, None)
             self._add_pods_of(key)
             self._count()
 
@@ -155,9 +155,9 @@ class Controller:
             if changed is None or dataset.path in changed:
                 self._add_dataset(dataset.key)
 
-    def _measured(self, dataset: Dataset, use: Use) -> None:
+    def _measured(self, dataset: Dataset, measured: Measured) -> None:
         if dataset.key in self._datasets.by_key:
-            self._uses[dataset.key] = use
+            self._measurements[dataset.key] = measured
             self._add_dataset(dataset.key)
 
     def _count(self) -> None:
@@ -176,9 +176,10 @@ class Controller:
             return 0.0
         changed = key in self._with_other_objects
         self._with_other_objects.discard(key)
+        measured = self._measurements.pop(key, None)
         try:
             after_s = await self._dataset_handler.handle(
-                dataset, looks_at_objects=changed, use=self._uses.pop(key, None)
+                dataset, looks_at_objects=changed, measured=measured
             )
         except NotFound:
             return await self._look(dataset)

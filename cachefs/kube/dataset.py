@@ -1,12 +1,9 @@
-"""A Dataset as the controller sees it: its object, decoded and checked. Pure.
-
-Fields that this version does not know are ignored: the definition in the API server may be newer.
-"""
+"""A Dataset as the controller sees it: its object, decoded and checked. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -16,73 +13,13 @@ from cachefs.core.jobs import JobSpec
 from cachefs.core.policies import Policy
 from cachefs.core.units import parse_duration, parse_size
 from cachefs.kube import status as statuses
+from cachefs.kube.dataset_spec import Load, Spec
 from cachefs.kube.names import Key, Object
+from cachefs.kube.rules import Rules
 from cachefs.kube.status import Status
 
 SYNC_INTERVAL_S: Final = 60.0  # of a source; a Dataset changes it by a policy
 _DIGEST_DIGITS: Final = 16
-_LOCAL: Final = "file://"
-
-
-class Credentials(msgspec.Struct, frozen=True, rename="camel"):
-    profile: str = ""
-
-
-class S3(msgspec.Struct, frozen=True):
-    """The options of an `s3://` source; names as in the object."""
-
-    endpoint_url: str = msgspec.field(name="endpointURL", default="")
-    region: str = ""
-    addressing_style: str = msgspec.field(name="addressingStyle", default="")
-    ca_bundle: str = msgspec.field(name="caBundle", default="")
-    requester_pays: bool = msgspec.field(name="requesterPays", default=False)
-    anonymous: bool = False
-
-
-class Policies(msgspec.Struct, frozen=True, rename="camel"):
-    """The policies; as `cachefs policy set` takes them. None: not set."""
-
-    pin: bool | None = None
-    replicas: int | None = None
-    ttl: str | None = None
-    quota: str | None = None
-    admission: str | None = None
-    eviction: str | None = None
-    local_copy: str | None = None
-    sync_background: str | None = None
-    profile: str | None = None
-
-
-class Load(msgspec.Struct, frozen=True, rename="camel"):
-    """The load. A greater `revision` starts another one."""
-
-    enabled: bool = True
-    bandwidth: str = ""
-    hold: str = ""
-    verify: bool = False
-    priority: Literal["low", "normal", "high"] = "normal"
-    revision: int = 0
-
-
-class Volume(msgspec.Struct, frozen=True, rename="camel"):
-    create: bool = False
-
-
-class Spec(msgspec.Struct, frozen=True, rename="camel"):
-    source: str
-    credentials: Credentials = Credentials()
-    s3: S3 = S3()
-    sync_interval: str | None = None
-    policies: Policies = Policies()
-    load: Load = Load()
-    volume: Volume = Volume()
-
-
-class Rules(msgspec.Struct, frozen=True):
-    """What Datasets may have. `own_profiles`: only the profile with their namespace's name."""
-
-    file_sources: bool = False
-    own_profiles: bool = False
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -110,21 +47,6 @@ class Dataset(msgspec.Struct, frozen=True):
     def path(self) -> str:
         """The path in the cluster's namespace."""
         return f"/{self.namespace}/{self.name}"
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The options of the source, as connectors name them."""
-        s3 = self.spec.s3
-        given = {
-            "profile": self.spec.credentials.profile,
-            "endpoint_url": s3.endpoint_url,
-            "region": s3.region,
-            "addressing_style": s3.addressing_style,
-            "ca_bundle": s3.ca_bundle,
-            "requester_pays": "true" if s3.requester_pays else "",
-            "anonymous": "true" if s3.anonymous else "",
-        }
-        return {name: value for name, value in given.items() if value}
 
     def job_key(self, attachments: int) -> str:
         """Returns the idempotency key of the load: the object's uid for the first one."""
@@ -155,7 +77,7 @@ def parse(thing: Object, rules: Rules) -> Dataset:
     spec, policy, job, problem = Spec(""), Policy(), JobSpec((path,)), ""
     try:
         spec = msgspec.convert(thing.get("spec") or {}, Spec)
-        _check(spec, namespace, rules)
+        rules.check(spec, namespace)
         policy, job = _policy(spec), _job(spec.load, path)
     except (BadConfig, msgspec.ValidationError) as err:
         problem = err.one_line() if isinstance(err, BadConfig) else str(err)
@@ -174,19 +96,6 @@ def parse(thing: Object, rules: Rules) -> Dataset:
         document,
         problem,
     )
-
-
-def _check(spec: Spec, namespace: str, rules: Rules) -> None:
-    if spec.source.startswith(_LOCAL) and not rules.file_sources:
-        raise BadConfig(
-            "the source is files of the servers",
-            remedy="use an object store, or start the controller with --file-sources",
-        )
-    if rules.own_profiles and spec.credentials.profile not in ("", namespace):
-        raise BadConfig(
-            f"the profile {spec.credentials.profile!r} is not that of the namespace {namespace}",
-            remedy=f"use the profile {namespace!r}",
-        )
 
 
 def _policy(spec: Spec) -> Policy:

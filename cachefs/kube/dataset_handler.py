@@ -13,13 +13,14 @@ from cachefs.core.errors import CacheFSError, InUse, NotFound, Stale
 from cachefs.kube import dataset as datasets
 from cachefs.kube import events, status, steps, volumes
 from cachefs.kube.api import KubeApi
-from cachefs.kube.dataset import Dataset, Rules
+from cachefs.kube.dataset import Dataset
 from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import FINALIZER, Key, Object
 from cachefs.kube.reporter import Reporter, utc_now
+from cachefs.kube.rules import Rules
 from cachefs.kube.status import Status
-from cachefs.kube.steps import Failure, Objects, Seen, Step, Use
+from cachefs.kube.steps import Failure, Measured, Objects, Seen, Step
 from cachefs.kube.volume_users import users
 
 MOST_STEPS: Final = 40
@@ -56,11 +57,13 @@ class DatasetHandler:
         self._written_at: dict[Key, float] = {}
 
     async def handle(
-        self, dataset: Dataset, *, looks_at_objects: bool = False, use: Use | None = None
+        self, dataset: Dataset, *, looks_at_objects: bool = False, measured: Measured | None = None
     ) -> float:
         """Takes steps until there is nothing to do now. Returns as a handler of `Handling` does.
         Raises the errors of the API server."""
-        seen = Seen(master=self._view.master, use=use)
+        seen = Seen(master=self._view.master)
+        if measured is not None:
+            seen = _with(seen, use=measured.use, policy=measured.policy)
         if looks_at_objects and dataset.spec.volume.create:
             seen = _with(seen, objects=await self._objects(dataset))
         for _ in range(MOST_STEPS):
@@ -90,6 +93,8 @@ class DatasetHandler:
                 return dataset, _with(seen, objects=await self._objects(dataset))
             case steps.LookAtPods():
                 return dataset, _with(seen, users=await users(self._api, dataset.path))
+            case steps.SetPolicy() if steps.is_policy_changed(dataset, seen):
+                await self._reporter.report([events.of_policies(dataset)])
         try:
             return dataset, _with(await self._changed(step, seen), failure=None)
         except Stale:
@@ -107,8 +112,8 @@ class DatasetHandler:
         """Takes a step that may fail, and returns what was seen."""
         master = self._master
         match step:
-            case steps.Attach(path, url, options):
-                self._view.attached(path, await master.attach(path, url, options))
+            case steps.Attach(path, url, options, push):
+                self._view.attached(path, await master.attach(path, url, options, push))
                 return _with(seen, master=self._view.master)
             case steps.SetPolicy(path, policy):
                 await master.set_policy(path, policy)

@@ -68,6 +68,12 @@ def of_change(dataset: Dataset, after: Status) -> list[Event]:
     return found
 
 
+def of_policies(dataset: Dataset) -> Event:
+    """Returns the event of policies that were changed at the master."""
+    text = f"the policies of {dataset.path} were changed at the master; those of the spec are set"
+    return Event(of_dataset(dataset), NORMAL, "PoliciesSetBack", text)
+
+
 def _is_warning(before: Status, one: Condition) -> bool:
     known = before.condition(one.type)
     is_known = known is not None and (known.reason, known.message) == (one.reason, one.message)

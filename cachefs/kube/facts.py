@@ -5,9 +5,20 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from cachefs.kube.status import Phase
+
+KINDS: Final = ("Dataset", "Pod", "PersistentVolumeClaim", "PersistentVolume")
+RESULTS: Final = ("ok", "waits")
+
+
+def _unhandled() -> collections.Counter[tuple[str, str]]:
+    """Returns the first zeros, so that `increase` sees the first event."""
+    return collections.Counter({(kind, result): 0 for kind in KINDS for result in RESULTS})
 
 
 @dataclass
@@ -16,12 +27,12 @@ class Facts:
 
     is_leader: bool = False
     is_master_away: bool = False
-    phases: dict[str, int] = field(default_factory=dict)
+    phases: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(Phase, 0))
     waiting_pods: int = 0
     opened_gates: int = 0
     provisioned: int = 0
     queued: int = 0
-    handled: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
+    handled: collections.Counter[tuple[str, str]] = field(default_factory=_unhandled)
 
 
 class OperatorCollector:

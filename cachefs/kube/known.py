@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from cachefs.kube.dataset import Dataset
 from cachefs.kube.gates import WaitingPod
 from cachefs.kube.names import Key
+from cachefs.kube.status import Phase
 
 
 class Datasets:
@@ -44,9 +45,10 @@ class Datasets:
         del self.by_key[key]
         return True
 
-    def phases(self) -> dict[str, int]:
-        """Returns the number of Datasets by phase."""
-        return dict(Counter(one.status.phase.value for one in self.by_key.values()))
+    def phases(self) -> dict[Phase, int]:
+        """Returns the number of Datasets by phase, also of the phases that none has."""
+        found = Counter(one.status.phase for one in self.by_key.values())
+        return {phase: found[phase] for phase in Phase}
 
 
 def _gate_facts(dataset: Dataset) -> tuple[object, ...]:

@@ -66,12 +66,12 @@ class MasterCalls:
         """Returns the sources of the cluster by path."""
         return await self._run(self._quick, _sources)
 
-    async def attach(self, path: str, url: str, options: dict[str, str]) -> str:
+    async def attach(self, path: str, url: str, options: dict[str, str], push: str = "") -> str:
         """Adds a source; returns a warning or "". Idempotent for the same URL."""
         source = UfsSpec(url, options)
         return await self._run(
             self._slow,
-            lambda c: c.add_source(a.bytes_of(path), source, SYNC_INTERVAL_S).warning,
+            lambda c: c.add_source(a.bytes_of(path), source, SYNC_INTERVAL_S, push).warning,
         )
 
     async def detach(self, path: str) -> None:
@@ -80,6 +80,10 @@ class MasterCalls:
             self._quick,
             lambda c: _unless_gone(lambda: c.remove_source(a.bytes_of(path), force=True)),
         )
+
+    async def policy(self, path: str) -> Policy:
+        """Returns the policies that are set at a path."""
+        return await self._run(self._quick, lambda c: c.policies_at(a.bytes_of(path)).said)
 
     async def set_policy(self, path: str, policy: Policy) -> None:
         """Sets these policies at a path and no others. Idempotent."""

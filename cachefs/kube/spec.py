@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cachefs.core.specs import Security
-from cachefs.kube.dataset import Rules
+from cachefs.kube.rules import Rules
 
 
 class OperatorSpec(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from cachefs.core.admin import Job
+from cachefs.core.errors import Throttled
 from cachefs.core.jobs import JobSpec, JobState
 from cachefs.core.policies import Policy
 from cachefs.kube import volumes
@@ -25,6 +26,7 @@ FOLLOW_S: Final = 1.0  # between two looks at a load that runs
 STOPPED_S: Final = 5.0
 FAILED_S: Final = 30.0  # an operator may retry the job
 PODS_S: Final = 3.0
+TURN_S: Final = 5.0  # until the master may take another load
 GONE_S: Final = 1.0  # until a claim or a volume that is being deleted is gone
 TAKEN_S: Final = 30.0
 RETRY: Final = -1.0  # after a time that grows with each failure
@@ -61,6 +63,13 @@ class Use(msgspec.Struct, frozen=True):
     cached_bytes: int
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What the master has at a path. `use`: None if it is not known."""
+
+    use: Use | None
+    policy: Policy
+
+
 class Objects(msgspec.Struct, frozen=True):
     """The volume and the claim of a Dataset. None: there is none."""
 
@@ -74,6 +83,7 @@ class Seen(msgspec.Struct, frozen=True):
     master: Master | None = None
     is_master_new: bool = False  # the master was asked for this Dataset
     use: Use | None = None
+    policy: Policy | None = None  # at the master, before `SetPolicy`
     job: Job | None = None
     is_job_gone: bool = False
     submitted: int = 0  # number of the job of the last `Submit`
@@ -112,6 +122,7 @@ class Attach(msgspec.Struct, frozen=True):
     path: str
     url: str
     options: dict[str, str]
+    push: str = ""
 
 
 class SetPolicy(msgspec.Struct, frozen=True):
@@ -227,7 +238,7 @@ def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
     mark = dataset.policy_mark(status.attachments)
     if seen.is_policy_set:
         status = status.with_(policy=mark)
-    if status.policy != mark:
+    elif status.policy != mark or is_policy_changed(dataset, seen):
         return _policy(dataset, seen, status)
     if dataset.spec.volume.create:
         found = _volume(dataset, seen, status, master)
@@ -247,7 +258,8 @@ def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
             source=dataset.spec.source, attachments=status.attachments + 1, phase=Phase.PENDING
         )
         status = status.told(Type.ATTACHED, False, "Attaching").without(Type.LOADED)
-    step = Attach(dataset.path, dataset.spec.source, dataset.options)
+    spec = dataset.spec
+    step = Attach(dataset.path, spec.source, spec.source_options, spec.push)
     failure = _failure(seen, Attach)
     if failure is None:
         return Plan(step, status)
@@ -255,6 +267,12 @@ def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     return Plan(
         Wait(RETRY), status.told(Type.ATTACHED, False, _reason(failure.code), failure.cause)
     )
+
+
+def is_policy_changed(dataset: Dataset, seen: Seen) -> bool:
+    """Returns whether the policies at the master are not those that the controller has set."""
+    is_set = dataset.status.policy == dataset.policy_mark(dataset.status.attachments)
+    return is_set and seen.policy is not None and seen.policy != dataset.policy
 
 
 def _policy(dataset: Dataset, seen: Seen, status: Status) -> Plan:
@@ -347,6 +365,8 @@ def _submit(dataset: Dataset, seen: Seen, status: Status, key: str) -> Plan:
     failure = _failure(seen, Submit)
     if failure is None:
         return Plan(Submit(dataset.job, key), status)
+    if failure.code == Throttled.code:
+        return Plan(Wait(TURN_S), status.told(Type.LOADED, False, "WaitsForLoads", failure.cause))
     text = f"the load cannot be started: {failure.cause}"
     return Plan(Wait(RETRY), status.told(Type.LOADED, False, _reason(failure.code), text))
 

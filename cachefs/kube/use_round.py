@@ -1,5 +1,7 @@
-"""Measures how much of each Dataset is cached: one after the other, with a bounded share of the
-master's time, as the master walks the names of each."""
+"""Measures what the master has of each Dataset: its policies, and how much is cached.
+
+One after the other, with a bounded share of the master's time, as it walks the names of each.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.kube.dataset import Dataset
 from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.status import Phase
-from cachefs.kube.steps import Use
+from cachefs.kube.steps import Measured
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class UseRound:
         self,
         calls: MasterCalls,
         datasets: Callable[[], Iterable[Dataset]],
-        measured: Callable[[Dataset, Use], None],
+        measured: Callable[[Dataset, Measured], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = calls
@@ -51,11 +53,11 @@ class UseRound:
         began_s = self._clock()
         try:
             use = await self._calls.use(dataset.path)
+            policy = await self._calls.policy(dataset.path)
         except CacheFSError as err:
             log.info("%s is not measured: %s", dataset.path, err.one_line())
-            use = None
-        if use is not None:
-            self._measured(dataset, use)
+        else:
+            self._measured(dataset, Measured(use, policy))
         return self._clock() - began_s
 
 

@@ -32,7 +32,16 @@ READ_ONLY_MANY: Final = "ReadOnlyMany"
 _SIZE: Final = "1Gi"  # Kubernetes requires one; a volume of this driver has none
 _ENDED: Final = ("Succeeded", "Failed")
 _LOOKS: Final = ("uid", "gid", "fileMode", "dirMode")  # attributes that a class may give
-_OWN: Final = ("path", "source", "confine", "claimSources", "load", "profile", *_LOOKS)
+_OWN: Final = (
+    "path",
+    "source",
+    "confine",
+    "claimSources",
+    "load",
+    "profile",
+    "credential",
+    *_LOOKS,
+)
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 
 
@@ -322,8 +331,10 @@ def _dataset(claim: Object, source: str, parameters: Mapping[str, str]) -> Objec
         "source": source,
         "load": {"enabled": parameters.get("load") == "true"},
     }
-    if parameters.get("profile"):
-        spec["credentials"] = {"profile": parameters["profile"]}
+    named = {"profile": "profile", "name": "credential"}
+    credentials = {key: parameters[name] for key, name in named.items() if parameters.get(name)}
+    if credentials:
+        spec["credentials"] = credentials
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.errors import BadConfig, CacheFSError, NotFound
+from cachefs.core.errors import BadConfig, CacheFSError, NotFound, Throttled
 from cachefs.core.globs import select
 from cachefs.core.jobs import (
     FAILURES_BYTES,
@@ -260,8 +260,8 @@ class LoadJobs:
     # ---- operators: see JobService ---------------------------------------------------------------
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
-        """Submits or updates a job. Raises BadConfig. After a cancellation the job may exist; a
-        retry with the same `key` returns it."""
+        """Submits or updates a job. Raises BadConfig; Throttled while too many are unfinished.
+        After a cancellation the job may exist; a retry with the same `key` returns it."""
         self.start()
         job_validation.check(spec)
         paths = (
@@ -278,7 +278,7 @@ class LoadJobs:
                 return await self._update(same, spec)
             unfinished = sum(not job.record.state.has_ended for job in self._jobs.values())
             if unfinished >= MAX_UNFINISHED:
-                raise BadConfig(
+                raise Throttled(
                     f"{unfinished} jobs are not finished, the limit",
                     remedy="wait for one to end, or forget one that is stopped",
                 )

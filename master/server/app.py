@@ -52,6 +52,7 @@ from cachefs.network.guard import (
 from master.namespace import Master
 from master.server.admin.app import AdminApp
 from master.server.admin.at import Backend, Peers
+from master.server.alarm_metrics import AlarmCollector
 from master.server.call_metrics import CallMetrics
 from master.server.calls import Calls
 from master.server.http import Answer, read_body, status_of
@@ -108,6 +109,7 @@ class MasterServer:
         if registry is None:
             ProcessCollector(registry=self._registry)
         self._registry.register(MasterCollector(self._calls.status, self._tally))
+        self._registry.register(AlarmCollector(self._calls.health_facts))
         self._runner: web.ServerRunner | None = None
         backend = Backend(master.namespace, self._ask, self.members, peers)
         self._admin = AdminApp(

@@ -31,6 +31,7 @@ from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import Permission
 from master.jobs.service import LoadJobs
+from master.server.alarms import quota_used_bytes, worker_facts
 from master.server.jobs import JobCalls
 from master.server.members import Members
 from master.server.single_worker import SingleWorkerMembership
@@ -74,6 +75,7 @@ class Namespace(Sources, Protocol):
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
     async def policies_at(self, path: bytes) -> m.PoliciesAt: ...
+    def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]: ...
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]: ...
     async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply: ...
     async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply: ...
@@ -386,6 +388,12 @@ class Calls:
             "certificate": {**self._certificate},
             **self._master.status(),
         }
+
+    def health_facts(self) -> dict[str, Any]:
+        """Returns the status with each worker and each used quota, for `alarms`."""
+        rows = self.members.rows()
+        quotas = self._master.quotas(quota_used_bytes(rows))
+        return {**self.status(), "workers": [*map(worker_facts, rows)], "quotas": quotas}
 
 
 def _bounded(items: Sequence[object]) -> None:

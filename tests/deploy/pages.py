@@ -15,8 +15,10 @@ from cachefs.csi.metrics import DriverMetrics
 from cachefs.fuse.agent.facts import AgentFacts
 from cachefs.fuse.agent.metrics import registry_of
 from cachefs.fuse.deposits import Event
+from master.server.alarm_metrics import AlarmCollector
 from tests.services.cluster import Cluster, Machine
 from tests.services.metrics_page import page_of
+from tests.services.processes import wait_until
 
 FILES: Final = 6
 FILE_BYTES: Final = 100_000
@@ -24,6 +26,9 @@ TIER: Final = "32MiB"  # of each worker: the large files fill both, and evict ea
 LARGE: Final = 12
 LARGE_BYTES: Final = 6 << 20
 EVALUATED_AT: Final = "2m"  # the samples are those before the work, and twice those after it
+WITH_TLS: Final = {
+    "certificate": {"path": "/tls.crt", "expires_at_s": 2e9}, "workers": [], "quotas": [],
+}  # fmt: skip
 Pages = dict[str, str]  # by instance
 
 
@@ -47,6 +52,7 @@ def cluster_pages(cluster: Cluster) -> Pages:
 def work(cluster: Cluster, mount: Path, source: Path) -> None:
     """Reads, evicts and loads, so that every counter of a healthy cluster moves; then a read fails,
     and a call."""
+    cluster.workers[0].run("quota", mount, "1GiB")
     for _ in range(2):
         for path in sorted((mount / "small").iterdir()):
             assert len(path.read_bytes()) == FILE_BYTES
@@ -55,6 +61,7 @@ def work(cluster: Cluster, mount: Path, source: Path) -> None:
         assert len(path.read_bytes()) == LARGE_BYTES
     node.run("load", mount / "small", "--wait")
     _fail(node, cluster, mount / "small", source / "small")
+    wait_until(lambda: "quota_used_bytes{" in "".join(cluster_pages(cluster).values()), "a beat")
 
 
 def _fail(node: Machine, cluster: Cluster, mount: Path, source: Path) -> None:
@@ -68,7 +75,7 @@ def _fail(node: Machine, cluster: Cluster, mount: Path, source: Path) -> None:
 
 
 class Node:
-    """The metrics of a CSI driver and of an agent, kept by their own code."""
+    """The metrics of a CSI driver, of an agent, and of certificates, kept by their own code."""
 
     def __init__(self) -> None:
         self._driver = DriverMetrics()
@@ -94,7 +101,13 @@ class Node:
         def page(registry: CollectorRegistry) -> str:
             return generate_latest(registry).decode()
 
-        return {"csi": page(self._driver.registry), "agent": page(registry_of(self._agent))}
+        alarms = CollectorRegistry()
+        alarms.register(AlarmCollector(lambda: WITH_TLS))
+        return {
+            "tls": page(alarms),
+            "csi": page(self._driver.registry),
+            "agent": page(registry_of(self._agent)),
+        }
 
 
 def series_of(before: Pages, after: Pages) -> list[dict[str, str]]:

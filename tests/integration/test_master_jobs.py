@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from cachefs.core import cluster as c
-from cachefs.core.errors import BadConfig, InUse, NoSpace, NotFound, Unreachable
+from cachefs.core.errors import BadConfig, InUse, NoSpace, NotFound, Throttled, Unreachable
 from cachefs.core.jobs import JobSpec, JobState, JobStatus, TaskKind
 from cachefs.core.model import UfsSpec
 from master.jobs import runner, service
@@ -479,7 +479,7 @@ def test_jobs_that_are_not_finished_are_limited(
         async with opened(tmp_path, origin(a=5)) as master:
             for n in range(2):
                 await master.submit_job(JobSpec((b"a/f%04d" % n,)))
-            with pytest.raises(BadConfig, match="2 jobs are not finished"):
+            with pytest.raises(Throttled, match="2 jobs are not finished"):
                 await master.submit_job(JobSpec((b"a/f0003",)))
             assert (await master.submit_job(JobSpec((b"a/f0001",)))).updated
 

@@ -26,6 +26,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import ROOT_INO, Inode, NamespaceId, UfsSpec
 from cachefs.core.placement import View
+from cachefs.core.policies import Policy
 from master.server import app, walks
 from master.server.app import MasterServer
 from master.server.streams import EventPolls
@@ -635,6 +636,12 @@ def test_stopping_answers_those_who_wait(tmp_path: Path) -> None:
 # ---- metrics and status --------------------------------------------------------------------------
 
 
+FACTS: dict[str, object] = {  # of a heartbeat
+    "certificate": {"path": "/tls.crt", "expires_at_s": 1000.0},
+    "quota_used_bytes": {"/data": 990},
+}
+
+
 def test_status_and_metrics_tell_what_the_master_does(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path) as it:
@@ -642,6 +649,9 @@ def test_status_and_metrics_tell_what_the_master_does(tmp_path: Path) -> None:
             await it.ask(worker("a"), c.Registered)
             with pytest.raises(Stale):
                 await it.ask(m.GetAttr(it.namespace, 99999), m.Found)
+            await it.ask(c.Heartbeat("a", 1, facts=FACTS), c.Beaten)
+            quota = Policy(quota_bytes=1000)
+            await it.ask(m.SetPolicy(it.namespace, b"/data", quota, []), m.PolicySet)
             it.master.background.start()
             it.master.background.request(it.master._tree.mounts()[0])
             while not it.master.status()["sources"][0]["background_last_at"]:
@@ -659,6 +669,12 @@ def test_status_and_metrics_tell_what_the_master_does(tmp_path: Path) -> None:
                 'cachefs_master_workers{state="serving"} 1.0',
                 "cachefs_master_epoch 1.0",
                 'cachefs_master_origin_down{path="/data"} 0.0',
+                'cachefs_master_problems{code="CERTIFICATE_EXPIRES"} 1.0',
+                'cachefs_master_problems{code="QUOTA_FULL"} 1.0',
+                'cachefs_master_problems{code="WORKER_LOST"} 0.0',
+                'cachefs_master_certificate_expiry_timestamp_seconds{server="worker a"} 1000.0',
+                'cachefs_master_quota_bytes{path="/data"} 1000.0',
+                'cachefs_master_quota_used_bytes{path="/data"} 990.0',
             ):
                 assert line in lines
 

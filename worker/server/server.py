@@ -27,6 +27,7 @@ from worker.prefetch.open_runs import MOST_FILES
 from worker.prefetch.prefetcher import Prefetcher
 from worker.runtime.log_backoff import LogBackoff
 from worker.server.session import Session
+from worker.server.takeovers import Takeovers
 
 if TYPE_CHECKING:
     from worker.cache.cache import Cache
@@ -64,6 +65,7 @@ class NodeServer:
         self.more_status: Callable[[dict[str, Any]], dict[str, Any]] = lambda cache: {}
         self._sources = sources
         self._sessions: set[Session] = set()
+        self._takeovers = Takeovers()
         self._listener: socket.socket | None = None
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
@@ -125,12 +127,16 @@ class NodeServer:
         the mount then finds, or starts, the next server."""
         if session.role == "fuse" and self._stop.is_set():
             raise Unreachable("the server is ending", remedy="mount again")
+        if session.role == "fuse":
+            self._takeovers.joined(session.mountpoint, session.pid)
         if session.role == "fuse" and self._grace is not None:
             self._grace.cancel()
             self._grace = None
 
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)
+        if session.role == "fuse":
+            self._takeovers.left(session.mountpoint, session.pid, is_followed=session.is_followed)
         if session.role == "fuse" and not self._mounts():
             self._arm(SUCCESSOR_GRACE_S if session.is_followed else LAST_MOUNT_GRACE_S)
 
@@ -155,6 +161,7 @@ class NodeServer:
             "cache": cache,
             "passthrough_bytes": self.passthrough_bytes,
             "ahead_files": self.ahead.files,
+            "takeovers": dict(self._takeovers.counts),
             **self.more_status(cache),
         }
 

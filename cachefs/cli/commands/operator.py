@@ -15,7 +15,7 @@ from cachefs.core.addresses import address_of
 from cachefs.core.config import Config
 from cachefs.core.errors import Unsupported
 from cachefs.core.install import install_command
-from cachefs.kube.dataset import Rules
+from cachefs.kube.rules import Rules
 from cachefs.kube.spec import OperatorSpec
 from cachefs.launcher.processes import module_command
 from cachefs.launcher.stdin_document import standard_input

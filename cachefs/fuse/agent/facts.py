@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cachefs.fuse.deposits import Event
+
+CAUSES: Final = ("start", "new", "lost")  # of takeovers
 
 
 class AgentFacts:
@@ -10,14 +14,14 @@ class AgentFacts:
 
     def __init__(self) -> None:
         self.mounts = 0
-        self.takeovers: dict[str, int] = {}  # by cause
+        self.takeovers = dict.fromkeys(CAUSES, 0)
         self.aborted = 0
         self.deposits = 0
         self.longest_pause_s = 0.0
         self._free_since: dict[str, float] = {}
 
     def started(self, cause: str) -> None:
-        self.takeovers[cause] = self.takeovers.get(cause, 0) + 1
+        self.takeovers[cause] += 1
 
     def note(self, event: Event, name: str, now: float) -> None:
         """Notes an event of the holder. A pause lasts from the end of a claim to the next one."""

@@ -6,6 +6,7 @@ from cachefs.core import admin as a
 from cachefs.core import messages as m
 from cachefs.core.policies import FIELDS, Policy, shown
 from master.server.admin.at import At
+from master.server.alarms import quota_used_bytes
 
 
 async def show_policy(at: At) -> a.PolicyAt:
@@ -42,19 +43,10 @@ async def quota_uses(at: At, path: bytes) -> list[a.QuotaUse]:
     """Returns the quotas that hold for a path or lie below it, with their used bytes, by path."""
     found = await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt)
     below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
-    used = _used(at)
+    used = quota_used_bytes(at.backend.workers.rows())
     rows = {
         a.text_of(where): a.QuotaUse(a.text_of(where), most, used.get(shown(where), 0))
         for where, most in (*found.quotas, *below)
         if most
     }
     return [rows[path] for path in sorted(rows)]
-
-
-def _used(at: At) -> dict[str, int]:
-    """Returns the used bytes of all workers by shown path, from their last heartbeats."""
-    total: dict[str, int] = {}
-    for row in at.backend.workers.rows():
-        for where, size_bytes in row.facts.get("quota_used_bytes", {}).items():
-            total[where] = total.get(where, 0) + size_bytes
-    return total

@@ -1,6 +1,6 @@
 """A Kubernetes cluster of one node: a whole control plane, containerd and the kubelet, as processes
-of a test, on loopback and below one directory. Without a node it has only etcd, the API server and
-the controllers: objects are stored and bound, and nothing runs.
+of a test, on loopback and below one directory. Without a node it has no containerd and no kubelet:
+pods are scheduled to a node that is only an object, and nothing runs.
 
     with Cluster(directory) as cluster:
         cluster.apply(pod)
@@ -131,7 +131,7 @@ class Cluster:
         self._start_part("etcd", configuration.etcd(layout))
         self._start_part("api-server", configuration.api_server(layout))
         if not self._has_node:
-            return self._start_controllers()
+            return self._start_without_node()
         self._start_part("containerd", configuration.containerd(layout))
         archive = layout.directory / "image.tar"
         write_image(archive)
@@ -141,6 +141,13 @@ class Cluster:
         self._start_part("scheduler", configuration.scheduler(layout))
         self._start_part("kubelet", configuration.kubelet(layout))
         self._until(self._is_node_ready, "the node is Ready")
+
+    def _start_without_node(self) -> None:
+        self._start_controllers()
+        self._start_part("scheduler", configuration.scheduler(self.layout))
+        node, status = configuration.node_object(NODE)
+        self.apply(node)
+        self.kubectl("patch", "node", NODE, "--subresource=status", "-p", json.dumps(status))
 
     def _start_controllers(self) -> None:
         self._until_answers()

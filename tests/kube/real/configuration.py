@@ -135,6 +135,15 @@ def scheduler(layout: Layout) -> list[str]:
     ]  # fmt: skip
 
 
+def node_object(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a Node that no kubelet has, and the patch of its status. Pods that tolerate every
+    taint are scheduled to it."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    room = {"cpu": "64", "memory": "64Gi", "pods": "1000"}
+    ready = {"type": "Ready", "status": "True", "reason": "Ready", "message": ""}
+    return node, {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
+
+
 def containerd(layout: Layout) -> list[str]:
     return ["containerd", "--config", str(layout.directory / "containerd.toml")]
 

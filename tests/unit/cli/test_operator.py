@@ -11,7 +11,7 @@ import pytest
 from cachefs.cli.commands import operator
 from cachefs.cli.settings import load_settings
 from cachefs.core.errors import Unsupported
-from cachefs.kube.dataset import Rules
+from cachefs.kube.rules import Rules
 
 
 def chosen(tmp_path: Path, **flags: Any) -> Any:

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
-from cachefs.kube.dataset import Rules, parse
+from cachefs.kube.dataset import parse
+from cachefs.kube.rules import HARMLESS_OPTIONS, Rules
 from cachefs.kube.status import Phase
+from connectors.azure.scheme import SCHEME as AZURE
+from connectors.gcs.scheme import SCHEME as GCS
+from connectors.hdfs.scheme import SCHEME as HDFS
+from connectors.registry import check_options
 from tests.unit.kube.things import parsed, thing
 
 
@@ -30,7 +36,11 @@ def test_a_spec_becomes_source_policies_and_load() -> None:
         }
     )
     assert found.problem == ""
-    assert found.options == {"profile": "ml", "endpoint_url": "http://s:1", "anonymous": "true"}
+    assert found.spec.source_options == {
+        "profile": "ml",
+        "endpoint_url": "http://s:1",
+        "anonymous": "true",
+    }
     assert found.policy == Policy(
         pin=True,
         replicas=2,
@@ -45,7 +55,7 @@ def test_a_spec_becomes_source_policies_and_load() -> None:
 
 def test_without_options_there_are_the_masters_defaults() -> None:
     found = parsed()
-    assert (found.policy, found.options) == (Policy(), {})
+    assert (found.policy, found.spec.source_options) == (Policy(), {})
     assert (found.job.bandwidth_bytes_s, found.job.hold_s) == (0, None)
 
 
@@ -86,6 +96,64 @@ def test_profiles_may_be_those_of_the_namespace_only() -> None:
     assert "'ml'" in parse(raw, Rules(own_profiles=True)).problem
     own = thing({"credentials": {"profile": "ml"}})
     assert not parse(own, Rules(own_profiles=True)).problem
+
+
+STORES = [
+    ("gs://b/p", {"billing_project": "p1"}, {"name": "team"}),
+    ("az://account/container", {"endpoint_url": "https://a"}, {"name": "team"}),
+    ("hdfs://namenode:8020/data", {"user": "ml"}, None),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "credentials"), STORES)
+def test_every_store_of_the_image_may_be_a_source(
+    source: str, options: dict[str, str], credentials: dict[str, str] | None
+) -> None:
+    """The connector accepts the options that the controller makes."""
+    given = {"source": source, "options": options}
+    found = parsed(given if credentials is None else given | {"credentials": credentials})
+    assert found.problem == ""
+    named = {} if credentials is None else {"credential": credentials["name"]}
+    assert found.spec.source_options == options | named
+    check_options(UfsSpec(source, found.spec.source_options))
+
+
+def test_credentials_are_no_options() -> None:
+    for name in ("credential", "profile"):
+        found = parsed({"source": "gs://b", "options": {name: "other"}})
+        assert "use spec.credentials" in found.problem
+
+
+OTHERS = [
+    {"source": "gs://b", "credentials": {"name": "team-b"}},
+    {"source": "gs://b", "options": {"credentials_file": "/etc/cachefs/team-b.json"}},
+    {"source": "az://acc/container", "options": {"sas_token_file": "/etc/cachefs/team-b"}},
+    {"source": "hdfs://n/data", "options": {"user": "team-b"}},
+    {"source": "s3://b", "push": "webhook:team-b"},
+]
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+def test_rights_of_other_namespaces_are_refused(spec: dict[str, Any]) -> None:
+    assert not parse(thing(spec), Rules()).problem
+    assert parse(thing(spec), Rules(own_profiles=True)).problem
+
+
+def test_what_gives_no_rights_is_allowed_to_each_namespace() -> None:
+    rules = Rules(own_profiles=True)
+    options = dict.fromkeys(HARMLESS_OPTIONS, "x")
+    assert not parse(thing({"source": "gs://b", "options": options}), rules).problem
+    own = {"source": "s3://b", "credentials": {"name": "ml"}, "push": "webhook:ml"}
+    assert not parse(thing(own), rules).problem
+
+
+def test_options_that_name_files_or_users_give_rights() -> None:
+    known = {name for scheme in (GCS, AZURE, HDFS) for name in scheme.options}
+    assert {*HARMLESS_OPTIONS} <= known
+    assert known - {*HARMLESS_OPTIONS} == {
+        "credential", "credentials_file", "sas_token_file", "account_key_file", "client_id",
+        "conf_dir", "user",
+    }  # fmt: skip
 
 
 def test_the_uid_is_the_key_of_the_first_load() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from cachefs.core import policies
-from cachefs.kube.dataset import Spec
+from cachefs.kube.dataset_spec import Spec
 from cachefs.kube.names import GROUP, KIND, PLURAL, VERSION
 from cachefs.kube.status import Condition, Status, Type
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.jobs import JobState
+from cachefs.core.policies import Policy
 from cachefs.kube.names import FINALIZER
 from cachefs.kube.status import Phase, Type
 from tests.unit.kube.worlds import Controller, Killed, World
@@ -34,6 +35,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("delete"), NAMES, st.none()),
     st.tuples(st.just("claim"), NAMES, st.none()),
     st.tuples(st.just("forget"), NAMES, st.none()),
+    st.tuples(st.just("policy"), NAMES, st.none()),
     st.tuples(st.just("turn"), NAMES, st.tuples(st.integers(-1, 12), st.booleans())),
 )
 
@@ -50,6 +52,9 @@ def apply(world: World, kind: str, name: str, value: Any) -> None:
             world.remove("PersistentVolumeClaim", ("ml", name))
         case "forget":
             world.sources.pop(f"/ml/{name}", None)
+        case "policy":
+            if f"/ml/{name}" in world.policies:
+                world.policies[f"/ml/{name}"] = Policy(replicas=7)
 
 
 async def turn(world: World, controller: Controller, kill_at: int, after: bool) -> Controller:
@@ -117,6 +122,19 @@ def test_one_load_is_started_however_often_the_controller_dies() -> None:
         await controller.settle()
         check(world)
         assert len(world.jobs) == 1
+
+    asyncio.run(run())
+
+
+def test_policies_that_were_changed_by_hand_are_set_back_and_told() -> None:
+    async def run() -> None:
+        world, controller = run_one({"source": "s3://b/p", "policies": {"pin": True}})
+        await controller.settle()
+        assert [one["reason"] for one in world.events] == ["Loading", "Loaded"]
+        world.policies["/ml/one"] = Policy(pin=False)
+        await controller.settle()
+        check(world)
+        assert [one["reason"] for one in world.events][2:] == ["PoliciesSetBack"]
 
     asyncio.run(run())
 

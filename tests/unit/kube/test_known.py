@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cachefs.kube import gates
 from cachefs.kube.known import Datasets, Pods
+from cachefs.kube.status import Phase
 from tests.unit.kube.things import parsed, pod
 
 
@@ -14,7 +15,7 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert known.by_key["ml", "one"].resource_version == "10"
     assert known.put(parsed(resourceVersion="11", status={"phase": "Loaded"}))
     assert not known.put(parsed(resourceVersion="12", status={"phase": "Loaded", "files": 3}))
-    assert known.phases() == {"Loaded": 1}
+    assert known.phases() == {**dict.fromkeys(Phase, 0), Phase.LOADED: 1}
 
 
 def test_the_end_of_a_former_object_is_not_that_of_its_successor() -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from cachefs.core.jobs import JobState
+from cachefs.core.policies import Policy
 from cachefs.kube import steps, volumes
 from cachefs.kube.dataset import Dataset
 from cachefs.kube.names import FINALIZER
@@ -114,6 +115,15 @@ def test_policies_are_set_once_and_again_when_they_change() -> None:
     assert after.status.policy == changed.policy_mark(1)
 
 
+def test_policies_that_were_changed_at_the_master_are_set_back() -> None:
+    found = attached({"policies": {"pin": True}})
+    changed = planned(found, policy=Policy(pin=False))
+    assert changed.step == steps.SetPolicy(PATH, found.policy)
+    assert isinstance(planned(found, policy=found.policy).step, steps.Submit)
+    after = planned(found, policy=Policy(), is_policy_set=True)
+    assert isinstance(after.step, steps.Submit)
+
+
 def test_the_load_has_the_uid_as_its_key() -> None:
     assert planned(attached()).step == steps.Submit(attached().job, "u1")
 
@@ -162,6 +172,15 @@ def test_another_bandwidth_changes_the_load_that_runs() -> None:
     assert found.key.startswith("u1.")
     done = planned(loading(job_settings="old"), job=job(JobState.SUCCEEDED))
     assert isinstance(done.step, steps.Wait)
+
+
+def test_a_load_waits_for_its_turn_while_the_master_runs_many() -> None:
+    failure = Failure(steps.Submit, "throttled", "64 jobs are not finished, the limit")
+    found = planned(attached(), failure=failure)
+    told = found.status.condition(Type.LOADED)
+    assert (found.step, found.status.phase) == (steps.Wait(steps.TURN_S), Phase.PENDING)
+    assert told is not None
+    assert (told.reason, told.message) == ("WaitsForLoads", failure.cause)
 
 
 def test_a_forgotten_load_starts_again_unless_it_failed() -> None:

@@ -79,6 +79,13 @@ def test_a_claim_names_a_source_only_if_its_class_says_so() -> None:
     assert path_of(found) == "/ml/data"
 
 
+def test_the_class_names_a_credential() -> None:
+    found = provision(claim(), storage_class(source="gs://b", credential="team"))
+    assert isinstance(found, Given)
+    assert found.dataset is not None
+    assert found.dataset["spec"]["credentials"] == {"name": "team"}
+
+
 def test_the_class_names_a_source() -> None:
     found = provision(claim(), storage_class(source="s3://b/${pvc.namespace}", load="true"))
     assert isinstance(found, Given)

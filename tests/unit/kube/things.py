@@ -8,8 +8,9 @@ from typing import Any
 from cachefs.core.admin import Job, JobSettings
 from cachefs.core.jobs import JobState
 from cachefs.kube import dataset
-from cachefs.kube.dataset import Dataset, Rules
+from cachefs.kube.dataset import Dataset
 from cachefs.kube.names import DATASETS, DRIVER, FINALIZER, GATE, PROVISIONERS, Object
+from cachefs.kube.rules import Rules
 
 MASTER = "m:1"
 PATH = "/ml/one"

@@ -13,12 +13,13 @@ from cachefs.core.errors import CacheFSError, InUse, NotFound, Stale, Unreachabl
 from cachefs.core.jobs import JobSpec, JobState
 from cachefs.core.policies import Policy
 from cachefs.kube import dataset as datasets
-from cachefs.kube.dataset import Dataset, Rules
+from cachefs.kube.dataset import Dataset
 from cachefs.kube.dataset_handler import DatasetHandler
 from cachefs.kube.known import Datasets
 from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import Key, Object
-from cachefs.kube.steps import Attached
+from cachefs.kube.rules import Rules
+from cachefs.kube.steps import Attached, Measured
 from tests.unit.kube.things import MASTER, job
 
 URL = "http://m:1"
@@ -187,7 +188,7 @@ class Calls:
     async def sources(self) -> dict[str, Attached]:
         return {path: Attached() for path in self._begin().sources}
 
-    async def attach(self, path: str, url: str, options: dict[str, str]) -> str:
+    async def attach(self, path: str, url: str, options: dict[str, str], push: str = "") -> str:
         world = self._begin()
         if "unreachable" in url:
             raise Unreachable("the origin does not answer", path=url)
@@ -262,7 +263,8 @@ class Controller:
         await self.view.look()
         for dataset in self._world.datasets():
             try:
-                await self._handler.handle(dataset, looks_at_objects=True)
+                measured = Measured(None, self._world.policies.get(dataset.path, Policy()))
+                await self._handler.handle(dataset, looks_at_objects=True, measured=measured)
             except (NotFound, Stale):
                 pass
         return before == self._world.objects

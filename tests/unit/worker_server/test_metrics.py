@@ -30,6 +30,7 @@ def status_tree() -> dict[str, Any]:
         "cache": cache,
         "passthrough_bytes": 600,
         "ahead_files": 3,
+        "takeovers": {"/mnt": 2},
         "mounts": [mount, {}],
         "sources": [{"source": "s3://b", "origin": {"connections": 12, "handshakes": 11}}],
         "loading": loading,
@@ -78,6 +79,7 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_memory_bytes", kind="limit") == 1000
     assert value("worker_loading_files") == 7
     assert value("worker_ahead_files_total") == 3
+    assert value("worker_takeovers_total", mountpoint="/mnt") == 2
     assert value("client_events_total", mountpoint="/mnt", event="reads") == 11
 
 

@@ -193,6 +193,11 @@ class Lab:
     def until(self, holds: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
         wait_until(holds, what, limit_s)
 
+    def unscheduled(self, space: str) -> list[str]:
+        """Returns the pods that have no node."""
+        pods = self.control.get("pods", "-n", space)["items"]
+        return [pod["metadata"]["name"] for pod in pods if not pod["spec"].get("nodeName")]
+
     def gated(self, space: str) -> list[str]:
         """Returns the pods whose gate is shut."""
         pods = self.control.get("pods", "-n", space)["items"]
@@ -243,6 +248,7 @@ def pod(
     spec: dict[str, Any] = {
         "containers": [{"name": "main", "image": "nothing"}],
         "terminationGracePeriodSeconds": 0,
+        "tolerations": [{"operator": "Exists"}],  # no kubelet keeps the node ready
     }
     metadata = _named(name, space)
     if names:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from cachefs.core.jobs import JobSpec
+from cachefs.kube import dataset as datasets
 from cachefs.kube.names import FINALIZER
-from tests.kube.real.cluster import ClusterFailed
-from tests.kube.real.operator.lab import Lab, Replica, dataset, pod, static_volume
+from cachefs.kube.rules import Rules
+from master.state.job_record import MAX_UNFINISHED
+from tests.kube.real.cluster import ClusterFailed, Manifest
+from tests.kube.real.operator.lab import CRD, Lab, Replica, dataset, pod, static_volume
 
-OPEN_S = 3.0  # from the end of a load to the pod without its gate
+SCHEDULED_S = 3.0  # from the end of a load to the pod with a node
 LARGE = 2_000_000
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"source": "file:///a", "credentials": {"profile": "x"}}, "only a source s3"),
+    ({"source": "gs://b", "credentials": {"profile": "x"}}, "only a source s3"),
+    ({"source": "hdfs://n/a", "credentials": {"name": "x"}}, "have a credential"),
+    ({"source": "s3://b", "credentials": {"name": "x", "profile": "x"}}, "exclude each other"),
+    ({"source": "s3://b", "options": {"region": "x"}}, r"in spec\.s3"),
+    ({"source": "gs://b", "s3": {"region": "x"}}, "only a source s3"),
+    ({"source": "fsspec+local:///etc"}, r"spec\.source"),
+    ({"source": "gs://b", "push": "often"}, r"spec\.push"),
+]
 
 
 def test_a_pod_is_let_go_when_its_data_is_loaded(lab: Lab, space: str) -> None:
@@ -22,12 +40,12 @@ def test_a_pod_is_let_go_when_its_data_is_loaded(lab: Lab, space: str) -> None:
         pod(space, "trainer", "one", claim="one"),
         pod(space, "other", "one,missing"),
     )
-    lab.until(lambda: "trainer" not in lab.gated(space), "the gate is open")
-    opened_s = time.time()
+    lab.until(lambda: "trainer" not in lab.unscheduled(space), "the pod has a node")
+    scheduled_s = time.time()
     status = lab.status(space, "one")
     (job,) = [job for job in lab.jobs() if job.job == status["job"]]
-    print(f"the gate was seen open {opened_s - job.ended_at_s:.2f} s after the job's end")
-    assert opened_s - job.ended_at_s <= OPEN_S
+    print(f"the pod was seen scheduled {scheduled_s - job.ended_at_s:.2f} s after the job's end")
+    assert scheduled_s - job.ended_at_s <= SCHEDULED_S
     assert status["phase"] == "Loaded"
     assert (status["files"], status["cached"]) == (200, "100 % of 3.81 MiB")
     assert lab.gated(space) == ["other"]
@@ -55,6 +73,21 @@ def test_the_volume_is_bound_and_all_is_removed(lab: Lab, space: str) -> None:
     assert len([*Path(source.removeprefix("file://")).iterdir()]) == 5
 
 
+def test_a_pod_without_a_controller_waits(lab: Lab, space: str, replica: Replica) -> None:
+    """Nothing stops while the controller is away, and gates stay shut."""
+    lab.control.apply(dataset(space, "one", lab.source("waits"), volume={"create": True}))
+    lab.until_phase(space, "one", "Loaded")
+    replica.kill()
+    lab.control.apply(
+        pod(space, "gated", "one", claim="one"), pod(space, "free", claim="one"),
+    )  # fmt: skip
+    lab.until(lambda: lab.unscheduled(space) == ["gated"], "the pod without a gate has a node")
+    assert lab.gated(space) == ["gated"]
+    assert f"/{space}/one" in lab.sources()
+    lab.start_acting()
+    lab.until(lambda: not lab.unscheduled(space), "the gated pod has a node")
+
+
 def test_policies_follow_the_spec(lab: Lab, space: str) -> None:
     source = lab.source("policies")
     path = f"/{space}/one".encode()
@@ -66,6 +99,62 @@ def test_policies_follow_the_spec(lab: Lab, space: str) -> None:
     lab.control.apply(dataset(space, "one", source, policies={"replicas": 1}))
     lab.until(lambda: lab.admin.policies_at(path).said.ttl_s is None, "the TTL is gone")
     assert lab.admin.policies_at(path).said.replicas == 1
+
+
+def test_the_master_keeps_policies_as_they_were_sent(lab: Lab, space: str) -> None:
+    """Else the controller would set them again and again."""
+    given = {
+        "pin": False, "replicas": 1, "ttl": "never", "quota": "none", "admission": "always",
+        "eviction": "lru", "localCopy": "never", "syncBackground": "none", "profile": "train-read",
+    }  # fmt: skip
+    made = dataset(space, "one", lab.source("kept-policies"), policies=given, syncInterval="never")
+    lab.control.apply(made)
+    lab.until_phase(space, "one", "Loaded")
+    thing = lab.control.get("dataset", "one", "-n", space)
+    wanted = datasets.parse(thing, Rules(file_sources=True)).policy
+    assert lab.admin.policies_at(f"/{space}/one".encode()).said == wanted
+    assert None not in [getattr(wanted, name) for name in ("pin", "ttl_s", "quota_bytes")]
+
+
+def test_a_load_waits_for_its_turn(lab: Lab, space: str) -> None:
+    """The master takes no more than MAX_UNFINISHED loads; without a worker none ends."""
+    source = lab.source("turns", files=MAX_UNFINISHED)
+    lab.cache.add_ufs(source, "/turns")
+    worker = lab.cache.workers[0]
+    worker.kill()
+    try:
+        for number in range(MAX_UNFINISHED):
+            lab.admin.submit_job(JobSpec((f"/turns/{number}".encode(),)))
+        lab.control.apply(dataset(space, "one", source))
+        lab.until(
+            lambda: lab.condition(space, "one", "Loaded").get("reason") == "WaitsForLoads",
+            "the condition names the cause",
+        )
+        assert lab.status(space, "one")["phase"] == "Pending"
+    finally:
+        worker.start()
+    lab.until_phase(space, "one", "Loaded")
+    lab.admin.remove_source(b"/turns")
+
+
+def test_sources_of_every_store_are_taken(lab: Lab, space: str) -> None:
+    """None of them can be reached here: the condition has the cause."""
+    credentials = {"name": "team"}
+    lab.control.apply(
+        dataset(space, "gs", "gs://bucket/a", credentials=credentials),
+        dataset(space, "az", "az://account/container", credentials=credentials),
+        dataset(space, "s3", "s3://bucket/a", credentials=credentials, push="webhook:team"),
+        dataset(space, "hdfs", "hdfs://127.0.0.1:1/a", options={"user": "ml"}, push="poll:5s"),
+    )
+    for name in ("gs", "az", "s3", "hdfs"):
+        lab.until(
+            lambda n=name: lab.condition(space, n, "Attached").get("message"),  # type: ignore[misc]
+            f"the condition of {name} has a cause",
+        )
+        told = lab.condition(space, name, "Attached")
+        print(name, told["reason"], told["message"])
+        assert told["status"] == "False"
+        assert told["reason"] != "BadConfig"
 
 
 def test_two_datasets_of_one_source_have_two_paths(lab: Lab, space: str) -> None:
@@ -133,8 +222,9 @@ def test_what_cannot_change_and_what_is_unknown(lab: Lab, space: str) -> None:
         lab.control.apply(dataset(space, "one", lab.source("another")))
     with pytest.raises(ClusterFailed, match=r"spec\.source"):
         lab.control.apply(dataset(space, "two", "s3://key:secret@bucket"))
-    with pytest.raises(ClusterFailed, match="only a source s3"):
-        lab.control.apply(dataset(space, "two", source, credentials={"profile": "x"}))
+    for refused, said in REFUSED:
+        with pytest.raises(ClusterFailed, match=said):
+            lab.control.apply(dataset(space, "two", **refused))
     with pytest.raises(ClusterFailed, match="bandwidht"):
         lab.control.apply(dataset(space, "two", source, load={"bandwidht": "1MiB"}))
     patch = '{"spec": {"future": 1}, "metadata": {"labels": {"a": "b"}}}'
@@ -219,6 +309,50 @@ def test_watches_resume_after_a_restart_of_the_api_server(
     lab.control.apply(dataset(space, "two", source), pod(space, "trainer", "one,two"))
     lab.until(lambda: not lab.gated(space), "the gate is open")
     assert replica.popen.poll() is None
+
+
+def test_a_definition_that_is_older_than_the_controller(lab: Lab, space: str) -> None:
+    """What it does not know is not stored; all else goes on, and the status is whole."""
+    made = dataset(space, "one", lab.source("older"), policies={"syncBackground": "1h"})
+    newer = yaml.safe_load(CRD.read_text())
+    lab.control.apply(older(newer))
+    try:
+        lab.until(lambda: stored_policies(lab, made) == {}, "the older definition is in force")
+        lab.control.kubectl("apply", "--validate=false", "-f", "-", input=json.dumps(made))
+        lab.until_phase(space, "one", "Loaded")
+        found = lab.control.get("dataset", "one", "-n", space)
+        assert found["spec"]["policies"] == {}
+        assert (found["status"]["files"], found["status"]["job"] > 0) == (5, True)
+    finally:
+        lab.control.apply(newer)
+    lab.until(lambda: stored_policies(lab, made), "the newer definition is in force")
+    lab.control.apply(made)
+    path = f"/{space}/one".encode()
+    lab.until(lambda: lab.admin.policies_at(path).said.sync_background_s, "the policy is set")
+
+
+def stored_policies(lab: Lab, made: Manifest) -> Any:
+    """Returns the policies that the API server would store."""
+    said = lab.control.kubectl(
+        "apply", "--dry-run=server", "--validate=false", "-o", "json", "-f", "-",
+        input=json.dumps(made),
+    )  # fmt: skip
+    return json.loads(said)["spec"]["policies"]
+
+
+def older(definition: dict[str, Any]) -> dict[str, Any]:
+    """Returns a definition without rules, without newer fields and without those of the status."""
+    found: dict[str, Any] = copy.deepcopy(definition)
+    (version,) = found["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]
+    del schema["status"]["properties"], schema["spec"]["x-kubernetes-validations"]
+    version["additionalPrinterColumns"] = []
+    spec = schema["spec"]["properties"]
+    for name in ("options", "push", "syncInterval"):
+        del spec[name]
+    del spec["credentials"]["properties"]["name"], spec["load"]["properties"]["verify"]
+    del spec["policies"]["properties"]["syncBackground"]
+    return found
 
 
 def test_no_secret_is_in_logs_events_or_objects(lab: Lab, space: str, replica: Replica) -> None:

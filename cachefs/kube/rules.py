@@ -1,0 +1,63 @@
+"""What Datasets may have, as the controller was started. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import BadConfig
+from cachefs.kube.dataset_spec import Spec
+
+_LOCAL: Final = "file://"
+_CREDENTIAL_OPTIONS: Final = ("credential", "profile")
+# Options that give no rights at the store, and name no files of the servers but certificates.
+HARMLESS_OPTIONS: Final = ("anonymous", "billing_project", "ca_bundle", "endpoint_url")
+_WEBHOOK: Final = "webhook:"
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The rules. `own_profiles`: only the profile, and the credential, with the name of the
+    Dataset's namespace."""
+
+    file_sources: bool = False
+    own_profiles: bool = False
+
+    def check(self, spec: Spec, namespace: str) -> None:
+        """Raises BadConfig for a spec that these rules do not allow."""
+        if spec.source.startswith(_LOCAL) and not self.file_sources:
+            raise BadConfig(
+                "the source is files of the servers",
+                remedy="use an object store, or start the controller with --file-sources",
+            )
+        for name in _CREDENTIAL_OPTIONS:
+            if name in spec.options:
+                raise BadConfig(f"the options have {name!r}", remedy="use spec.credentials")
+        if self.own_profiles:
+            _check_own(spec, namespace)
+
+
+def _check_own(spec: Spec, namespace: str) -> None:
+    """Raises BadConfig if the source has the rights of another namespace."""
+    given = {
+        "profile": spec.credentials.profile,
+        "credential": spec.credentials.name,
+        "credential of the feed": _secret_of(spec.push),
+    }
+    for what, name in given.items():
+        if name not in ("", namespace):
+            raise BadConfig(
+                f"the {what} {name!r} is not that of the namespace {namespace}",
+                remedy=f"use {namespace!r}",
+            )
+    refused = sorted(spec.options.keys() - {*HARMLESS_OPTIONS})
+    if refused:
+        raise BadConfig(
+            f"a Dataset may not have the option {refused[0]!r} here",
+            remedy=f"use spec.credentials.name; allowed: {', '.join(HARMLESS_OPTIONS)}",
+        )
+
+
+def _secret_of(push: str) -> str:
+    """Returns the name of the credential whose secret a feed has; "" for none."""
+    return push.removeprefix(_WEBHOOK) if push.startswith(_WEBHOOK) else ""
