@@ -41,8 +41,8 @@ class TwoGenerationMap(Generic[K, V]):
         self._young[key] = value
 
     def put_all(self, items: dict[K, V]) -> None:
-        """Puts at most `limit // 2` items; more may exceed the limit by their number."""
-        if len(self._young) >= self._half:
+        """Puts several items; keeps the limit if they are at most half of it."""
+        if len(self._young) + len(items) > self._half:
             self._old, self._young = self._young, {}
         self._young.update(items)
 

@@ -34,6 +34,7 @@ from cachefs.core.specs import HEARTBEATS, ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.covers.ability import can_cover
+from cachefs.fuse.covers.cover_records import CoverRecords
 from cachefs.fuse.covers.covered_mount import CoveredMount
 from cachefs.fuse.covers.covers import Covers
 from cachefs.fuse.hang_watch import ServerWatch
@@ -71,7 +72,7 @@ class Client:
         self.runs = _runs(spec)
         self.covers: Covers | None = None  # for a mount that may have some
         if can_cover(spec):
-            self.covers = Covers(namespace_base(spec.source.url), self.stopping.set)
+            self.covers = self._new_covers()
         self._early: list[m.TierState] = []  # received before the Vfs existed
         self._conn: Connection
 
@@ -86,6 +87,8 @@ class Client:
             if self.covers is not None:
                 conn.on_cover = self.covers.cover
             nursery.start_soon(conn.run)
+            if self.covers is not None:
+                nursery.start_soon(self.covers.run)
             await self._serve(conn)
             nursery.cancel_scope.cancel()
 
@@ -125,7 +128,7 @@ class Client:
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
         if self.covers is not None:
-            self.covers.attached(conn, self._former_mount())
+            self.covers.attached(conn)
         vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs, attach=attach)
         conn.on_reconnected = lambda attached: self._on_reconnected(vfs, attached)
         conn.on_event = lambda event: self._event(vfs, event)
@@ -159,10 +162,15 @@ class Client:
             self.covers.attached(self._conn)
         vfs.on_reconnected(attached)
 
-    def _former_mount(self) -> CoveredMount | None:
-        """Returns the mount that a predecessor of this client served, if there was one."""
+    def _new_covers(self) -> Covers:
+        """Returns the covers of this mount: those of a predecessor, none of a new mount."""
         where = self.spec.mountpoint
-        return CoveredMount(where, mounting.device_at(where)) if self.spec.successor else None
+        records = CoverRecords(self.home.covers_file(where))
+        if not self.spec.successor:
+            records.clear()
+        device = mounting.device_at(where) if self.spec.successor else ""
+        mount = CoveredMount(where, device, records)
+        return Covers(mount, namespace_base(self.spec.source.url), self.stopping.set)
 
     def _record(self) -> MountRecord:
         """Returns the mount's record, with the pids of this client and its supervisor."""

@@ -51,7 +51,7 @@ class ListingReplies:
 
     def names(self, entries: Entries, room: int) -> bytes:
         """Returns as many entries without attributes as fit into `room` bytes."""
-        parts = []
+        parts: list[bytes] = []
         for entry in entries:
             record = self._attributes.dirent(entry)
             room -= len(record)
@@ -62,7 +62,7 @@ class ListingReplies:
 
     def plus(self, entries: Entries, room: int) -> bytes:
         """Returns as many entries with their attributes as fit into `room` bytes."""
-        parts = []
+        parts: list[bytes] = []
         for dot in entries.dots:
             record = self._attributes.direntplus(dot)
             room -= len(record)
@@ -78,7 +78,8 @@ class ListingReplies:
         names, inodes, outdated = entries.page.names, entries.page.inodes, entries.find_outdated()
         owners, generation_bits = self._owners, self._attributes.generation_bits
         has_moved, current = self._has_moved(), self._attributes.current
-        parts, cookie = [], entries.ordinal << HASH_BITS
+        parts: list[bytes] = []
+        cookie = entries.ordinal << HASH_BITS
         for number in range(entries.place, len(names)):
             name, inode = names[number], inodes[number]
             record = _RECORDS[len(name)]
