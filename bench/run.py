@@ -52,6 +52,7 @@ CLUSTER = (
     "load_kill",
     "unordered_listing",
     "first_sync",
+    "pushes",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 

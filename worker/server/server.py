@@ -31,6 +31,7 @@ from worker.server.takeovers import Takeovers
 
 if TYPE_CHECKING:
     from worker.cache.cache import Cache
+    from worker.views.views import Views
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,12 @@ class NodeServer:
         stays: bool = False,
         files_ahead: int = MOST_FILES,
         deadline_s: float = 30.0,
+        views: Views | None = None,
     ) -> None:
         """`files_ahead`: see `worker.prefetch.open_runs`. `deadline_s`: of a system call on a
-        mount, see `worker.server.request_deadlines`."""
+        mount, see `worker.server.request_deadlines`. `views`: None for a node without any."""
         self.worker = worker
+        self.views = views
         self.ahead = Prefetcher(worker.loading, sources.service, files_ahead)
         self.deadline_s = deadline_s
         self._stays = stays
@@ -161,6 +164,7 @@ class NodeServer:
             "cache": cache,
             "passthrough_bytes": self.passthrough_bytes,
             "ahead_files": self.ahead.files,
+            "views": self.views.status() if self.views is not None else {},
             "takeovers": dict(self._takeovers.counts),
             **self.more_status(cache),
         }
