@@ -68,6 +68,11 @@ class Session:
         self.defaults = (0, 0, 0, 0)  # see `Hello.defaults`
         self._channel = Channel(sock, self._frame, self._ended)
 
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps the server running and gets events: a mount's, or a library's."""
+        return self.role in ("fuse", "library")
+
     # ---- frames ----
 
     def _frame(self, data: bytes, fd: int | None) -> None:
@@ -109,7 +114,7 @@ class Session:
             self._interrupted(id)
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
-        if self.role != "fuse":
+        if self.role == "cli":
             master_wait_s.set(COMMAND_MASTER_WAIT_S)
         try:
             body, fd = await work
@@ -356,12 +361,12 @@ class Session:
     async def _attach(self, body: m.Attach) -> Answer:
         attached = await self.server.attach(body)
         is_new = attached.namespace not in self.sources
-        if self.role == "fuse" and attached.namespace not in self.sources:
+        if self.follows and is_new:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
         if is_new:
             await self._show_views(attached.namespace)
-        if self.role == "fuse":  # sent after the reply
+        if self.follows:  # sent after the reply
             asyncio.get_running_loop().call_soon(self.send_tiers)
         return attached, None
 
