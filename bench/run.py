@@ -29,6 +29,7 @@ NODE = (
     "cold_small_latency",
     "files_ahead",
     "announced_orders",
+    "library",
     "cold_random",
     "cold_maps",
     "find_million",
