@@ -122,7 +122,7 @@ def test_readers_while_each_process_is_killed(
     node: Node, mnt: Path, source: Path, tmp_path: Path, path: str
 ) -> None:
     node.allowed_log.append(r"ended unexpectedly|connection to the server is lost|cannot connect")
-    # A server that was killed does not know which mounts are covered: it waits, then empties the tree.
+    # A server that was killed does not know which mounts are covered. It waits for reports.
     node.allowed_log.append(r"a client has not removed its cover: the tree of the view is emptied")
     node.allowed_log.append(r"ended together with its supervisor|lost the supervisor|supervisor")
     freeze(node, mnt / path)
