@@ -35,9 +35,9 @@ START_LIMIT_S = 60.0
 
 class Spec(msgspec.Struct):
     """`what`: files | random | opens (without checksums) | obstore_file | obstore_to_file |
-    obstore_to_files | obstore_files | obstore_list | a function of `bench.curl_multi` or
-    `bench.hdfs_client`. It reads the files below `root` (or keys of `bucket`) named in `checksums`;
-    `source` is the original that random reads are compared with."""
+    obstore_to_files | obstore_files | obstore_list | a function of `bench.curl_multi`,
+    `bench.hdfs_client` or `bench.library_reads`. It reads the files below `root` (or keys of
+    `bucket`) named in `checksums`; `source` is the original that random reads are compared with."""
 
     what: str
     root: str = ""
@@ -355,6 +355,10 @@ def main(path: str) -> None:
         from bench import hdfs_client
 
         alone = hdfs_client.KINDS
+    if spec.what.startswith("library_"):
+        from bench import library_reads
+
+        alone = library_reads.KINDS
     before_s = cpu_s()
     wall_s, done = alone.get(spec.what, in_processes)(spec)
     result = {"wall_s": wall_s, "cpu_s": cpu_s() - before_s, **msgspec.to_builtins(done)}

@@ -28,6 +28,7 @@ NODE = (
     "cold_sequential_300",
     "cold_small_latency",
     "files_ahead",
+    "library",
     "cold_random",
     "cold_maps",
     "find_million",
@@ -52,6 +53,7 @@ CLUSTER = (
     "load_kill",
     "unordered_listing",
     "first_sync",
+    "pushes",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 

@@ -23,6 +23,7 @@ DIRECTORY: Final = "/etc/cachefs/credentials.d"
 PREFIX: Final = "CACHEFS_CREDENTIAL_"
 MAX_BYTES: Final = 64 << 10  # of a file
 LOOK_S: Final = 1.0
+_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -37,6 +38,30 @@ def parse_name(options: Mapping[str, str], *others: str) -> str:
     if also:
         raise BadConfig(f"{OPTION} and {also} exclude each other", remedy="give one of them")
     return name
+
+
+def fields_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the fields that this machine has of a credential, for a reader that knows none."""
+    try:
+        found = os.listdir(_directory(name, environ))
+    except OSError:
+        prefix = _variable(name, "")
+        found = [key.removeprefix(prefix).lower() for key in environ if key.startswith(prefix)]
+    return sorted(field for field in found if _FIELD.fullmatch(field))
+
+
+def path_of(name: str, field: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the path of a field's file; "" if the credential is no directory."""
+    directory = _directory(name, environ)
+    return os.path.join(directory, field) if os.path.isdir(directory) else ""
+
+
+def _directory(name: str, environ: Mapping[str, str]) -> str:
+    return os.path.join(environ.get(DIRECTORY_VARIABLE) or DIRECTORY, name)
+
+
+def _variable(name: str, field: str) -> str:
+    return PREFIX + re.sub("[^A-Za-z0-9]", "_", f"{name}_{field}").upper()
 
 
 class Credential:
@@ -72,22 +97,19 @@ class Credential:
         self._kept = None
 
     def _read(self) -> tuple[str, ...]:
-        root = self._environ.get(DIRECTORY_VARIABLE) or DIRECTORY
-        directory = os.path.join(root, self._name)
+        directory = _directory(self._name, self._environ)
         if os.path.isdir(directory):
             found = [_text(os.path.join(directory, field)) for field in self._fields]
         else:
-            found = [self._environ.get(self._variable(field), "") for field in self._fields]
+            variables = [_variable(self._name, field) for field in self._fields]
+            found = [self._environ.get(variable, "") for variable in variables]
         if not any(found):
-            names = ", ".join(self._fields)
+            names = ", ".join(self._fields) or "that its store needs"
             raise CredentialsMissing(
                 f"the credential {self._name!r} is not on this machine",
                 remedy=f"make {directory} with the files {names}, on the master and each worker",
             )
         return tuple(found)
-
-    def _variable(self, field: str) -> str:
-        return PREFIX + re.sub("[^A-Za-z0-9]", "_", f"{self._name}_{field}").upper()
 
 
 def _text(path: str) -> str:

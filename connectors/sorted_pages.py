@@ -8,10 +8,11 @@ file has no name (`tempfile.TemporaryFile`), so that it is gone with the iterato
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import IO, Final
 
 import msgspec
@@ -25,8 +26,8 @@ BLOCK_NAMES: Final = 500
 PAGE_NAMES: Final = 1000
 _decode: Final = msgspec.msgpack.Decoder(list[Entry]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
-_Keyed = tuple[bytes, Entry]  # the first is the `order_key`
-_key: Final = itemgetter(0)
+_Key = Callable[[Entry], bytes]
+_name: Final[_Key] = attrgetter("name")  # costs less than a call of Python for each name
 
 
 def sorted_pages(
@@ -44,83 +45,96 @@ def sorted_pages(
             names += page.entries
             if len(names) >= run_names:
                 file = file or stack.enter_context(_temporary_file(scratch))
-                runs.append(_write(file, _sorted(names)))
+                runs.append(_Run(file, names))
                 names = []
         if hidden:
             yield Page([], hidden)
-        last = _sorted(names)
-        del names
-        yield from _in_pages(_merged(runs, last))
+        if runs and file:
+            runs.append(_Run(file, names))
+            yield from _in_pages(_merged(runs, run_names))
+        else:
+            names.sort(key=_key_of(names))
+            yield from _in_pages([names])
 
 
-def _sorted(names: Iterable[Entry]) -> list[_Keyed]:
-    keyed = _with_keys(names)
-    keyed.sort(key=_key)
-    return keyed
-
-
-def _with_keys(names: Iterable[Entry]) -> list[_Keyed]:
-    """Returns what `order_key` does, without a call for each name."""
+def _key_of(names: list[Entry]) -> _Key:
+    """Returns what computes the `order_key` of these names."""
     is_directory = Kind.DIRECTORY
-    return [(n.name + b"/" if n.fingerprint.kind is is_directory else n.name, n) for n in names]
+    return _order_key if is_directory in {n.fingerprint.kind for n in names} else _name
+
+
+def _order_key(entry: Entry) -> bytes:
+    return entry.name + b"/" if entry.fingerprint.kind is Kind.DIRECTORY else entry.name
 
 
 class _Run:
-    """A sorted run in the file: the blocks not yet read, and the rest of the one that was."""
+    """A sorted run in the file: the blocks not yet read, and what was read and not yet taken."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.blocks: list[tuple[int, int]] = []  # offset and size, the next one last
-        self.rest: list[_Keyed] = []
+    def __init__(self, file: IO[bytes], names: list[Entry]) -> None:
+        """Sorts the names in place and writes them."""
+        self.key = _key_of(names)
+        names.sort(key=self.key)
+        self._file = file
+        self._blocks: list[tuple[int, int]] = []  # offset and size, the next one last
+        self._read: list[Entry] = []
+        self._at = 0  # of the first one that was not taken
+        self._write(names)
 
-    def fill(self) -> bool:
-        """Reads the next block if the rest is empty. Returns whether there is a rest."""
-        if not self.rest and self.blocks:
-            offset, size = self.blocks.pop()
-            self.file.seek(offset)
-            self.rest = _with_keys(_decode(self.file.read(size)))
-        return bool(self.rest)
+    def _write(self, names: list[Entry]) -> None:
+        with _translated():
+            at = self._file.seek(0, os.SEEK_END)
+            for start in range(0, len(names), BLOCK_NAMES):
+                size = self._file.write(_encode(names[start : start + BLOCK_NAMES]))
+                self._blocks.append((at, size))
+                at += size
+            self._file.flush()
+        self._blocks.reverse()
 
-    def take(self, last: bytes) -> list[_Keyed]:
-        """Returns and drops what is not behind the key `last`."""
-        end = bisect_right(self.rest, last, key=_key)
-        taken, self.rest = self.rest[:end], self.rest[end:]
-        return taken
+    def fill(self, blocks: int) -> bool:
+        """Reads the next blocks if all names were taken. Returns whether there are names."""
+        if self._at < len(self._read):
+            return True
+        self._read, self._at = [], 0
+        for _ in range(min(blocks, len(self._blocks))):
+            offset, size = self._blocks.pop()
+            self._file.seek(offset)
+            self._read += _decode(self._file.read(size))
+        return bool(self._read)
+
+    def last(self, key: _Key) -> bytes:
+        return key(self._read[-1])
+
+    def take(self, last: bytes, key: _Key) -> list[Entry]:
+        """Returns what is not behind the key `last`."""
+        start = self._at
+        self._at = bisect_right(self._read, last, start, key=key)
+        return self._read[start : self._at]
 
 
-def _write(file: IO[bytes], keyed: list[_Keyed]) -> _Run:
-    run = _Run(file)
-    with _translated():
-        for start in range(0, len(keyed), BLOCK_NAMES):
-            data = _encode([entry for _, entry in keyed[start : start + BLOCK_NAMES]])
-            run.blocks.append((file.tell(), file.write(data)))
-        file.flush()
-    run.blocks.reverse()
-    return run
-
-
-def _merged(runs: list[_Run], last: list[_Keyed]) -> Iterator[list[_Keyed]]:
-    """Yields all entries in order, in parts. `last` is a sorted run that is not in the file."""
-    if not runs:
-        yield last
-        return
-    runs.append(_write(runs[0].file, last))
-    while runs := [run for run in runs if run.fill()]:
+def _merged(runs: list[_Run], at_once: int) -> Iterator[list[Entry]]:
+    """Yields all entries in order, in parts. About `at_once` names are in memory, or a block of
+    each run if that is more."""
+    key = _order_key if any(run.key is _order_key for run in runs) else _name
+    blocks = max(1, at_once // (BLOCK_NAMES * len(runs)))
+    while runs := [run for run in runs if run.fill(blocks)]:
         # No block that is not yet read has a key up to the least of the last keys that were.
-        safe = min(run.rest[-1][0] for run in runs)
-        part = [keyed for run in runs for keyed in run.take(safe)]
-        part.sort(key=_key)
+        safe = min(run.last(key) for run in runs)
+        part: list[Entry] = []
+        for run in runs:
+            part += run.take(safe, key)
+        part.sort(key=key)
         yield part
 
 
-def _in_pages(parts: Iterable[list[_Keyed]]) -> Iterator[Page]:
+def _in_pages(parts: Iterable[list[Entry]]) -> Iterator[Page]:
     """Yields pages; the last one says so."""
     kept: list[Entry] = []
     for part in parts:
-        kept += [entry for _, entry in part]
-        while len(kept) > PAGE_NAMES:
-            yield Page(kept[:PAGE_NAMES])
-            del kept[:PAGE_NAMES]
+        kept += part
+        whole = (len(kept) - 1) // PAGE_NAMES * PAGE_NAMES  # at least one name stays
+        for start in range(0, whole, PAGE_NAMES):
+            yield Page(kept[start : start + PAGE_NAMES])
+        del kept[: max(0, whole)]
     if kept:
         yield Page(kept, last=True)
 

@@ -8,7 +8,11 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 HDFS = "hdfs"  # one process starts the servers
 # Several real clusters at once would be slow to notice their silent members on few cores.
-TOGETHER = {"tests/integration/test_cluster": "clusters", "tests/hdfs/": HDFS}
+TOGETHER = {
+    "tests/integration/test_cluster": "clusters",
+    "tests/hdfs/": HDFS,
+    "tests/torch/": "torch",  # one process has torch
+}
 
 
 def group(node_id: str) -> str:

@@ -69,9 +69,9 @@ class BlockingClient:
     @property
     def is_over(self) -> bool:
         """Whether the server has ended the session, as far as this side knows without waiting."""
-        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+        self._sock.setblocking(False)  # a timeout would be waited for despite MSG_DONTWAIT
         try:
-            return not self._sock.recv(1, flags)
+            return not self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:

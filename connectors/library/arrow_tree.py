@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from pyarrow import fs as arrow
 
-from connectors.library.options import resolved
+from connectors.library.arguments import Arguments, Values
 from connectors.library.tree import Facts
+
+# The files of a credential for S3, and their names in pyarrow. No URL has them: URLs are shown.
+_SECRETS: Final = {
+    "access_key_id": "access_key",
+    "secret_access_key": "secret_key",
+    "session_token": "session_token",
+}
 
 
 class ArrowTree:
@@ -21,22 +28,17 @@ class ArrowTree:
         """`url`: with pyarrow's scheme only. `options`: the parameters of its URLs."""
         self.where = f"arrow+{url}"
         self._url = url
-        self._options = options
+        self._arguments = Arguments(options, [*_SECRETS])
         self._lock = threading.Lock()
-        self._made: tuple[Any, str] | None = None
+        self._made: tuple[Values, tuple[Any, str]] | None = None
 
     def _open(self) -> tuple[Any, str]:
         """Returns the file system, and its name of the root."""
+        values = self._arguments.values()
         with self._lock:
-            if self._made is None:
-                query = {
-                    name: str(value).lower() if isinstance(value, bool) else str(value)
-                    for name, value in resolved(self._options).items()
-                }
-                if endpoint := query.pop("endpoint_url", ""):
-                    query["scheme"], _, query["endpoint_override"] = endpoint.partition("://")
-                self._made = _made(self._url, query)
-            return self._made
+            if self._made is None or self._made[0] != values:
+                self._made = values, _made(self._url, _query(values))
+            return self._made[1]
 
     def stat(self, path: bytes) -> Facts | None:
         made, root = self._open()
@@ -59,8 +61,21 @@ class ArrowTree:
             self._made = None
 
 
-def _made(url: str, query: Mapping[str, str]) -> tuple[Any, str]:
+def _query(values: Values) -> dict[str, str]:
+    """Returns the parameters as the URLs of pyarrow have them."""
+    query = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
+    if endpoint := query.pop("endpoint_url", ""):
+        query["scheme"], _, query["endpoint_override"] = endpoint.partition("://")
+    return query
+
+
+def _made(url: str, query: dict[str, str]) -> tuple[Any, str]:
     scheme, _, rest = url.partition("://")
+    if secrets := {_SECRETS[name]: query.pop(name) for name in _SECRETS if name in query}:
+        return arrow.S3FileSystem(**secrets, **query), rest.rstrip("/")
     uri = f"{scheme}://{quote(rest, safe='/:@[]')}" + (f"?{urlencode(query)}" if query else "")
     made, root = arrow.FileSystem.from_uri(uri)
     return made, root.rstrip("/")

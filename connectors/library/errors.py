@@ -14,6 +14,7 @@ from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
 
 _LOG_IN: Final = "check user, key and host key; give secrets by --option NAME=file:PATH or env:NAME"
+_RIGHTS: Final = "check the credentials, and their right to read and to list"
 _REACH: Final = "check host, port and credentials"
 _GONE: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _CUT: Final = frozenset({"SSHException", "EOFError", "ServerDisconnectedError", "FSTimeoutError"})
@@ -25,6 +26,10 @@ _LOGINS: Final = frozenset(
         "NoCredentialsError",
         "PasswordRequiredException",
     }
+)
+# pyarrow raises OSError for all replies of S3 that are no success.
+_REFUSED: Final = re.compile(
+    r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN)"
 )
 _USER: Final = re.compile(r"//[^/@\s]*@")
 _QUERY: Final = re.compile(r"([\w+.-]+://[^\s?'\"]*)\?[^\s'\"]*")
@@ -58,6 +63,8 @@ def _of_system(error: OSError, path: str) -> CacheFSError:
         return errors.Unreachable(_first_line(error), remedy=_REACH, path=path)
     if error.errno in _HOPELESS:
         return errors.OriginError(_first_line(error), path=path)
+    if _REFUSED.search(str(error)):
+        return errors.AccessDenied(_first_line(error), remedy=_RIGHTS, path=path)
     return errors.Unavailable(_first_line(error), path=path)
 
 

@@ -7,6 +7,7 @@ systems mix up the replies of threads that share one (sftp), so that each thread
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from fsspec.core import url_to_fs
@@ -14,7 +15,7 @@ from fsspec.dircache import DirCache
 
 from cachefs.core.errors import NotFound, OriginError
 from connectors.base import clean_etag
-from connectors.library.options import resolved
+from connectors.library.arguments import Arguments, Values
 from connectors.library.pool import Instances
 from connectors.library.tree import Facts, time_ns
 
@@ -32,18 +33,27 @@ class FsspecTree:
         """`url`: with fsspec's scheme only."""
         self.where = f"fsspec+{url}"
         self._url = url
-        self._options = options
+        self._arguments = Arguments(options)
+        self._used: Values | None = None
         self._instances: Instances[tuple[Any, str]] = Instances(self._make, _end)
 
     def _make(self) -> tuple[Any, str]:
         """Returns a new file system, and its name of the root."""
-        options = resolved(self._options)
-        fs, root = url_to_fs(self._url, skip_instance_cache=True, **options)
+        arguments: dict[str, Any] = self._arguments.values()
+        fs, root = url_to_fs(self._url, skip_instance_cache=True, **arguments)
         fs.dircache = DirCache(use_listings_cache=False)
         return fs, root.rstrip("/")
 
+    def _taken(self) -> AbstractContextManager[tuple[Any, str]]:
+        """Returns an instance that was made with the present arguments, and the name of its
+        root."""
+        if (values := self._arguments.values()) != self._used:
+            self._used = values
+            self._instances.renew()
+        return self._instances.taken()
+
     def stat(self, path: bytes) -> Facts | None:
-        with self._instances.taken() as (fs, root):
+        with self._taken() as (fs, root):
             try:
                 info = fs.info(_joined(root, path))
             except FileNotFoundError:
@@ -51,14 +61,14 @@ class FsspecTree:
         return _facts(info, path.rpartition(b"/")[2])
 
     def names(self, path: bytes) -> tuple[list[Facts], int]:
-        with self._instances.taken() as (fs, root):
+        with self._taken() as (fs, root):
             directory = _joined(root, path)
             found = fs.ls(directory, detail=True)
             shown = [*_told(fs, directory, found)]
         return [facts for facts in shown if facts], shown.count(None)
 
     def read(self, path: bytes, offset: int, size: int) -> memoryview:
-        with self._instances.taken() as (fs, root):
+        with self._taken() as (fs, root):
             return memoryview(_read(fs, _joined(root, path), offset, size))
 
     def close(self) -> None:

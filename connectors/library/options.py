@@ -2,7 +2,7 @@
 
 Options are the library's own. A value that is a secret is given by reference: `file:PATH` or
 `env:NAME`, which the process that reads the source resolves. A name that looks like a secret's
-takes nothing else.
+takes nothing else. The option `credential` names a set of them (`connectors.credential`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from cachefs.core.errors import BadConfig, CredentialsMissing
+from connectors.credential import OPTION, parse_name
 
 FIXED: Final = "files_never_change"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -59,10 +60,15 @@ def normalise(scheme: str, rest: str) -> str:
 
 def check_options(options: Mapping[str, str]) -> None:
     """Raises BadConfig for a name that no option has, or a secret that is no reference."""
+    parse_name(options)
     for name, value in options.items():
         if not _NAME.fullmatch(name):
             raise BadConfig(f"bad name of an option: {name!r}")
-        if name != FIXED and _SECRET.search(name) and not value.startswith(_REFERENCES):
+        if (
+            name not in (FIXED, OPTION)
+            and _SECRET.search(name)
+            and not value.startswith(_REFERENCES)
+        ):
             remedy = f"give it by reference: --option {name}=file:PATH or {name}=env:NAME"
             raise BadConfig(f"the option {name} may be a secret", remedy=remedy)
     if options.get(FIXED, "false") not in ("true", "false"):

@@ -28,7 +28,8 @@ class Instances(Generic[T]):
     def __init__(self, make: Callable[[], T], end: Callable[[T], None]) -> None:
         self._make = make
         self._end = end
-        self._idle: collections.deque[T] = collections.deque()
+        self._idle: collections.deque[tuple[int, T]] = collections.deque()
+        self._made_from = 0  # the number of `renew` calls before
         self._slots = threading.BoundedSemaphore(MOST_OPEN)
         self._is_closed = False
 
@@ -39,37 +40,46 @@ class Instances(Generic[T]):
         if not self._slots.acquire(timeout=wait_s):
             raise DeadlineExceeded(f"no connection was free in {wait_s:.3g} s")
         try:
-            with self._kept_if_usable(self._take()) as one:
+            with self._kept_if_usable(*self._take()) as one:
                 yield one
         finally:
             self._slots.release()
 
     @contextlib.contextmanager
-    def _kept_if_usable(self, one: T) -> Iterator[T]:
+    def _kept_if_usable(self, made_from: int, one: T) -> Iterator[T]:
         try:
             yield one
         except _ANSWERS:
-            self._give(one)
+            self._give(made_from, one)
             raise
         except BaseException:
             self._end(one)
             raise
-        self._give(one)
+        self._give(made_from, one)
 
-    def _take(self) -> T:
+    def _take(self) -> tuple[int, T]:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._make()
+            made_from = self._made_from
+            return made_from, self._make()
 
-    def _give(self, one: T) -> None:
-        self._idle.append(one)
-        if self._is_closed:
-            self.close()
+    def _give(self, made_from: int, one: T) -> None:
+        self._idle.append((made_from, one))
+        if self._is_closed or made_from != self._made_from:
+            self._end_idle()
+
+    def renew(self) -> None:
+        """Ends the instances that were made before. Those in use are ended when given back."""
+        self._made_from += 1
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._end(self._idle.pop()[1])
 
     def close(self) -> None:
         """Ends the idle instances; those in use are ended when they are given back. Idempotent."""
         self._is_closed = True
-        with contextlib.suppress(IndexError):
-            while True:
-                self._end(self._idle.pop())
+        self._end_idle()

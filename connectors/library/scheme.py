@@ -7,6 +7,7 @@ from typing import Final
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
+from connectors.credential import OPTION
 from connectors.library.options import check_options, normalise
 from connectors.meter import Meter
 from connectors.scheme import Scheme
@@ -47,6 +48,9 @@ class ArrowScheme(LibraryScheme):
         if "endpoint_override" in spec.options:
             remedy = "write --endpoint-url URL, which is a part of the source's identity"
             raise BadConfig("endpoint_override is no option", remedy=remedy)
+        if OPTION in spec.options and not spec.url.startswith("arrow+s3://"):
+            cause = f"pyarrow takes no credentials of {spec.url.partition('://')[0]}:// by name"
+            raise BadConfig(cause, remedy="set what its library reads from the environment")
 
     def open(self, spec: UfsSpec, meter: Meter) -> Connector:
         from connectors.library.connector import open_arrow

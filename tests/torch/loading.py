@@ -1,0 +1,121 @@
+"""What the tests of loaders do with real torch; see `host.py`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+import cachefs.torch as ct
+from cachefs.core.errors import BadConfig
+from tests.torch.training import number_in
+
+BATCH = 7
+
+
+def loader_of(manifest: ct.Manifest, workers: int, **options: Any) -> ct.DataLoader:
+    sampler = ct.OrderSampler(manifest, seed=7)
+    options = {"batch_size": BATCH, "num_workers": workers, "collate_fn": list, **options}
+    return ct.DataLoader(ct.Files(manifest, decode=number_in), sampler=sampler, **options)
+
+
+def batches(loader: ct.DataLoader) -> list[list[int]]:
+    return [[*batch] for batch in loader]
+
+
+def the_state_counts_what_was_yielded(path: str, home: str, workers: int) -> None:
+    manifest = ct.Manifest(path, home=home)
+    loader = loader_of(manifest, workers)
+    expected = batches(loader_of(manifest, 0))
+    assert len(loader) == len(expected)
+    turn = iter(loader)
+    for step in range(4):
+        assert next(turn) == expected[step]
+        assert loader.state_dict()["position"] == BATCH * (step + 1)
+    resumed = loader_of(manifest, workers)
+    resumed.load_state_dict(loader.state_dict())
+    del turn
+    assert batches(resumed) == expected[4:]
+    assert resumed.state_dict()["position"] == len(manifest)
+    assert batches(resumed) == batches(loader_of_epoch(manifest, 1))  # the next epoch
+
+
+def loader_of_epoch(manifest: ct.Manifest, epoch: int) -> ct.DataLoader:
+    loader = loader_of(manifest, 0)
+    loader.sampler.set_epoch(epoch)
+    return loader
+
+
+def loader_processes_may_be_spawned(path: str, home: str) -> None:
+    manifest = ct.Manifest(path, home=home)
+    loader = loader_of(manifest, 1, multiprocessing_context="spawn")
+    assert batches(loader) == batches(loader_of_epoch(manifest, 0))
+
+
+def loader_processes_may_stay(path: str, home: str) -> None:
+    manifest = ct.Manifest(path, home=home)
+    loader = loader_of(manifest, 2, persistent_workers=True, drop_last=True)
+    for epoch in range(3):
+        whole = [
+            batch for batch in batches(loader_of_epoch(manifest, epoch)) if len(batch) == BATCH
+        ]
+        assert batches(loader) == whole
+
+
+def a_plain_loader_of_torch_reads_whole_batches(path: str, home: str) -> None:
+    manifest = ct.Manifest(path, home=home)
+    asked: list[int] = []
+
+    class Counted(ct.Files):
+        def __getitems__(self, indices: Any) -> list[Any]:
+            asked.append(len(indices))
+            return super().__getitems__(indices)
+
+    data = Counted(manifest, decode=number_in, labels=True)
+    sampler = ct.OrderSampler(manifest, seed=7)
+    plain = TorchLoader(data, sampler=sampler, batch_size=BATCH)
+    numbers, labels = zip(*plain, strict=True)
+    expected = [number for batch in batches(loader_of(manifest, 0)) for number in batch]
+    assert torch.cat(numbers).tolist() == expected
+    assert torch.cat(labels).tolist() == [number % 3 for number in expected]
+    assert asked == [len(batch) for batch in numbers]
+
+
+def errors_name_the_file(path: str, home: str, gone: str) -> None:
+    manifest = ct.Manifest(path, home=home)
+    os.unlink(gone)
+    for workers in (0, 2):
+        with pytest.raises(FileNotFoundError, match=os.path.basename(gone)):
+            batches(loader_of(manifest, workers))
+
+
+def wrong_options_are_refused(path: str, home: str) -> None:
+    manifest = ct.Manifest(path, home=home)
+    for options in (
+        {"shuffle": True},
+        {"batch_sampler": []},
+        {"in_order": False},
+        {"batch_size": 0},
+    ):
+        with pytest.raises(BadConfig, match="the sampler decides the order"):
+            loader_of(manifest, 0, **options)
+
+
+def ranks(path: str, home: str, rank: int, rendezvous: str) -> None:
+    """Three ranks that exchange their machines: those of one mount are all on one."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3
+    )
+    manifest = ct.Manifest(path, home=home)
+    sampler = ct.OrderSampler(manifest, seed=7, rank=rank, world_size=3, locality=True)
+    data = ct.Files(manifest, decode=number_in)
+    loader = ct.DataLoader(data, sampler=sampler, batch_size=5, collate_fn=list)
+    mine = [number for batch in loader for number in batch]
+    every: list[Any] = [None] * 3
+    torch.distributed.all_gather_object(every, mine)
+    assert {len(one) for one in every} == {-(-len(manifest) // 3)}
+    assert {number for one in every for number in one} == set(range(len(manifest)))
+    torch.distributed.destroy_process_group()

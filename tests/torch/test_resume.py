@@ -1,0 +1,118 @@
+"""A training run that dies and resumes reads the sequence of an undisturbed one: the trainer, a
+loader process, the client and the server are killed at random steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.core.orders import Order
+from cachefs.trainers.manifest import Manifest
+from tests.integration.conftest import Node
+from tests.torch.conftest import FILES, TorchHost, home_of
+from tests.torch.training import BATCH, LOADER, TRAINER
+
+SEED = 20261125
+EPOCHS = 2
+STEPS = EPOCHS * FILES // BATCH  # of one rank
+TRAIN = "tests.torch.training.run"
+
+
+def undisturbed(mounted: Path, node: Node) -> list[int]:
+    """The numbers in the files in the order of both epochs, by the order's own definition."""
+    manifest = Manifest(mounted, home=home_of(node))
+    numbers = [int(Path(os.fsdecode(path)).stem) for path in manifest]
+    orders = (Order(FILES, 7, epoch) for epoch in range(EPOCHS))
+    return [numbers[sample] for order in orders for sample in order.indices(range(FILES))]
+
+
+class Runs:
+    """The runs of one training: each continues at the last step that all ranks saved."""
+
+    def __init__(self, host: TorchHost, node: Node, mounted: Path, workers: int) -> None:
+        self.host = host
+        self.node = node
+        self.mounted = mounted
+        self.saved = node.root / "saved"
+        self.saved.mkdir()
+        self.workers = workers
+        self.after = -1
+        self.read: list[int] = []  # by all ranks, in the order of the steps
+
+    def run(self, world_size: int, kills: list[dict[int, Any]]) -> list[int]:
+        """Runs all ranks until they end or die; takes what they read up to the last common step."""
+        plans = [self.plan(rank, world_size, kills[rank]) for rank in range(world_size)]
+        statuses = self.host.run(*((TRAIN, plan) for plan in plans))
+        self.take(world_size)
+        self.node.processes(self.mounted)
+        return statuses
+
+    def plan(self, rank: int, world_size: int, kills: dict[int, Any]) -> dict[str, Any]:
+        return {
+            "path": str(self.mounted),
+            "home": home_of(self.node),
+            "saved": str(self.saved),
+            "rank": rank,
+            "world_size": world_size,
+            "workers": self.workers,
+            "epochs": EPOCHS,
+            "kills": kills,
+            "after": self.after,
+        }
+
+    def take(self, world_size: int) -> None:
+        step = max(self.after, 0)
+        while all(self.path(rank, step + 1).exists() for rank in range(world_size)):
+            step += 1
+            found = [json.loads(self.path(rank, step).read_text()) for rank in range(world_size)]
+            assert all(one["state"] == found[0]["state"] for one in found)
+            read = [number for turn in zip(*(one["read"] for one in found), strict=True)
+                    for number in turn]  # fmt: skip
+            state = found[0]["state"]
+            epoch_end = (found[0]["epoch"] + 1) * FILES
+            self.read += read[: epoch_end - len(self.read)]  # the ranks fill up the last step
+            assert state["position"] == len(self.read) - found[0]["epoch"] * FILES
+        self.after = step if step else -1
+        for path in self.saved.glob("*.json"):
+            if path != self.path(0, step):
+                path.unlink()
+
+    def path(self, rank: int, step: int) -> Path:
+        return self.saved / f"rank{rank}-step{step}.json"
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_the_sequence_is_that_of_an_undisturbed_run(
+    workers: int, torch_host: TorchHost, node: Node, mounted: Path
+) -> None:
+    draw = random.Random(SEED + workers)
+    runs = Runs(torch_host, node, mounted, workers)
+    client, server, trainer, loader = sorted(draw.sample(range(1, STEPS), 4))
+    pids = {process["role"]: process["pid"] for process in node.processes(mounted)}
+    kills = {client: pids["client"], server: pids["server"], trainer: TRAINER}
+    assert runs.run(1, [kills]) == [-signal.SIGKILL]
+    assert runs.after == trainer - 1
+    if workers:
+        assert runs.run(1, [{loader: LOADER}]) == [1]  # torch reports the loader's death
+        assert "is killed by signal: Killed" in torch_host.log()
+    assert runs.run(1, [{}]) == [0]
+    assert runs.read == undisturbed(mounted, node)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_three_ranks_continue_what_two_began(
+    workers: int, torch_host: TorchHost, node: Node, mounted: Path
+) -> None:
+    draw = random.Random(SEED - workers)
+    runs = Runs(torch_host, node, mounted, workers)
+    first, second = (draw.randint(2, STEPS // 2) for _ in range(2))
+    assert runs.run(2, [{first: TRAINER}, {second: TRAINER}]) == [-signal.SIGKILL] * 2
+    assert runs.after == min(first, second) - 1
+    assert runs.run(3, [{}, {}, {}]) == [0, 0, 0]
+    assert runs.read == undisturbed(mounted, node)
