@@ -29,6 +29,8 @@ from tests.kube.real.operator.lab import Lab, dataset
 from tests.services.examples import examples
 from tests.unit.kube.worlds import Fuse, Killed
 
+pytestmark = pytest.mark.timeout(600)  # of all histories together, beside other load
+
 LOOK_S: Final = 0.1
 SETTLED_S: Final = 90.0
 EVENTS: Final = st.one_of(
@@ -171,7 +173,7 @@ def test_the_master_is_as_the_objects_say(lab: Lab, monkeypatch: pytest.MonkeyPa
     ended = []
 
     @settings(
-        max_examples=examples(12), deadline=None, suppress_health_check=[*HealthCheck],
+        max_examples=examples(8), deadline=None, suppress_health_check=[*HealthCheck],
         database=None, print_blob=True,
     )  # fmt: skip
     @given(HISTORIES)

@@ -8,12 +8,15 @@ import itertools
 import threading
 from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kube.real.operator.at_rest import NAMES, SPECS, check, is_settled
 from tests.kube.real.operator.lab import Lab, dataset
 from tests.services.examples import examples
+
+pytestmark = pytest.mark.timeout(600)  # of all histories together, beside other load
 
 EVENTS: Final = st.one_of(
     st.tuples(st.just("apply"), st.sampled_from(NAMES), st.sampled_from(SPECS)),
