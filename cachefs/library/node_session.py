@@ -24,6 +24,7 @@ CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by i
 HELLO_DEADLINE_S: Final = 10.0
 ATTACH_DEADLINE_S: Final = 120.0
 RECONNECT_WAIT_S: Final = 30.0  # for a server that is restarted
+ENDING_S: Final = 3.0  # a server that is ending refuses a session within this time
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 0.5
 TRIES: Final = 8  # of a request whose connection breaks
@@ -144,13 +145,16 @@ class NodeSession:
             return self._shared
 
     def _connect_in_time(self) -> SharedSocket:
-        """Retries while the server may be restarting. Raises the last error."""
+        """Retries while the server may be restarting, or ending. Raises the last error; at the
+        first connection at once if the attempt took long: its origin cannot be reached."""
         deadline, pause_s = time.monotonic() + RECONNECT_WAIT_S, BACKOFF_FIRST_S
         while True:
+            began_s = time.monotonic()
             try:
                 return self._connect()
             except (Unreachable, DeadlineExceeded, OSError) as err:
-                if time.monotonic() + pause_s > deadline:
+                now = time.monotonic()
+                if now + pause_s > deadline or (not self.epoch and now - began_s > ENDING_S):
                     raise _unreachable(err) from err
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)

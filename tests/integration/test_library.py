@@ -15,12 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cachefs.cli.commands.umount import SERVER_END_S
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.launcher.state import StateHome, read_pointer
@@ -321,6 +323,24 @@ def test_an_object_replaced_behind_the_cache(
     assert tree.stat(name).size == len(files[name])
     bucket.put(name, b"replaced")
     assert tree.read_batch([name, "empty"]) == [b"replaced", b""]
+
+
+def test_an_unmount_does_not_end_the_programs(
+    node: Node, mounted: Path, tree: Tree, library: Library, files: dict[str, bytes]
+) -> None:
+    """The command does not wait for the server, which ends after the last program."""
+    name = "train/n02/img_00002.jpg"
+    assert tree.read(name) == files[name]
+    with tree.open("shards/big.tar") as file:
+        pid = server_pid(node, mounted)
+        took = time.monotonic()
+        node.ok("umount", mounted)
+        assert time.monotonic() - took < SERVER_END_S / 2
+        assert file.read() == files["shards/big.tar"]
+    with pytest.raises(FileNotFoundError, match="not under a CacheFS mount"):
+        tree.read(name)
+    library.close()
+    wait_until(lambda: not is_running(pid), "the server has ended")
 
 
 # ---- without a mount -----------------------------------------------------------------------------
