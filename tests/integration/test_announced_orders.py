@@ -184,3 +184,21 @@ def test_a_process_that_is_killed_costs_the_order_and_no_byte(
     for piece in pieces("o", names.values()):
         fcntl.ioctl(directory, PIECE, piece)
     os.close(directory)
+
+
+def test_the_command_announces_names(node: Node, bucket: Bucket) -> None:
+    files = filled(bucket)
+    mount = node.mount(bucket.url, *bucket.options)
+    names = sorted(files)
+    random.Random(1).shuffle(names)
+    listed = node.root / "names.txt"
+    listed.write_text("".join(f"train/{name}\n" for name in names))
+    said = json.loads(node.ok("order", mount, "--files-from", listed, "--json"))
+    assert said["files"] == FILES
+    assert [(mount / "train" / name).read_bytes() for name in names] == [files[n] for n in names]
+    assert origin_bytes(node, mount) == FILES * SIZE
+    assert node.status(mount)["ahead_files"] > FILES // 2
+    node.ok("order", mount, "--files-from", "/dev/null", "--follow")
+    listed.write_text("train/none\n")
+    assert "no such file" in node.fails("order", mount, "--files-from", listed)
+    assert "no announcements" in node.fails("order", node.root, "--files-from", "/dev/null")
