@@ -18,6 +18,7 @@ MIN_BUFFER_BYTES: Final = 8192  # FUSE_MIN_READ_BUFFER
 RESENT: Final = 1 << 63  # of `unique`: the request was delivered before; the reply repeats the bit
 UNIQUE_MASK: Final = RESENT - 1
 NAME_ALIGNMENT: Final = 8  # of a directory entry
+TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
 
 
 class Op(enum.IntEnum):
