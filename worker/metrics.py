@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 TIER_STATES = ("normal", "degraded", "offline")
+VIEW_STATES = ("building", "ready", "covered", "waiting", "impossible")
 
 
 class NodeCollector(Collector):
@@ -38,6 +39,8 @@ class NodeCollector(Collector):
         yield from _evictions(cache)
         yield from _tiers(cache["tiers"])
         yield from _node(status)
+        if status["views"]:
+            yield from _views(status["views"])
         if "member" in status:
             yield from _cluster(status)
 
@@ -126,6 +129,24 @@ def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             states.add_metric([tier["path"], state], float(tier["state"] == state))
     yield from families.values()
     yield states
+
+
+def _views(views: Mapping[str, Any]) -> Iterator[Metric]:
+    text = "Directories that are frozen, by the state of their views."
+    states = GaugeMetricFamily("cachefs_worker_views", text, labels=["state"])
+    for state in VIEW_STATES:
+        states.add_metric([state], sum(row["state"] == state for row in views["rows"]))
+    yield states
+    yield GaugeMetricFamily("cachefs_worker_view_files", "Files in views.", views["files"])
+    yield GaugeMetricFamily("cachefs_worker_view_bytes", "Bytes of these.", views["bytes"])
+    covers = sum(row["covers"] for row in views["rows"])
+    yield GaugeMetricFamily("cachefs_worker_view_mounts", "Covers on mounts.", covers)
+    text = "Times that a view was ready to be covered."
+    yield CounterMetricFamily("cachefs_worker_view_covers", text, views["covers"])
+    text = "Times that a view was uncovered, by reason."
+    yield _labelled("cachefs_worker_view_uncovers", text, "reason", views["uncovers"])
+    text = "Seconds in which a view covered a mount."
+    yield CounterMetricFamily("cachefs_worker_view_covered_seconds", text, views["covered_s"])
 
 
 def _node(status: Mapping[str, Any]) -> Iterator[Metric]:

@@ -45,6 +45,7 @@ from worker.server.server import NodeServer
 from worker.tier.config import WorkerConfig
 from worker.tier.contents import NodeParts
 from worker.tier.quotas import Quotas
+from worker.views.views import Views
 
 log = logging.getLogger("cachefs.node")
 
@@ -111,12 +112,15 @@ class Node:
         stack.push_async_callback(self._sources.close)
         await self._sources.open()
         await self._start_cache(stack)
+        views = Views(self._cache.views, self._sources.service)
+        stack.push_async_callback(views.close)
         self.server = NodeServer(
             self._cache,
             self._sources,
             stays=self._spec.stays,
             files_ahead=self._spec.files_ahead,
             deadline_s=self._spec.origin_deadline_s,
+            views=views,
         )
         self.server.more_status = self._more_status
         url = await self._start_peers(stack)

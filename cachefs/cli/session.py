@@ -112,6 +112,7 @@ class Session:
         self.namespace: NamespaceId = attached.namespace
         self.root: Inode = attached.root
         self.warning = attached.warning
+        self.knows_views = client.welcome.covers
         self._client = client
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:

@@ -24,6 +24,7 @@ def mount_lines(tree: dict[str, Any], problems: Sequence[str]) -> list[str]:
         ("transport", _transport(tree)),
         *_cache(tree["cache"]),
         *_names(tree.get("sources", [])),
+        *_views(tree.get("views", {})),
         ("processes", _processes(tree)),
         *((name, str(tree[name])) for name in ("server_log", "client_log") if name in tree),
         ("version", f"{tree.get('version', '?')}, up {format_duration(tree.get('uptime_s', 0))}"),
@@ -108,6 +109,22 @@ def _names(namespaces: Sequence[dict[str, Any]]) -> list[Row]:
             rows.append(("names", f"{one.get('source', '')}: {one.get('names', 0):,}{hidden}"))
             rows += _jobs(one.get("jobs", {}))
     return rows
+
+
+def _views(views: dict[str, Any]) -> list[Row]:
+    rows = views.get("rows", [])
+    shown = [("view", f"{row['path'] or '/'}: {_view(row)}") for row in rows[:MOST_ROWS]]
+    more = [("", f"{len(rows) - MOST_ROWS} more: cachefs views")] if rows[MOST_ROWS:] else []
+    return shown + more
+
+
+def _view(row: dict[str, Any]) -> str:
+    size = f"{row['files']:,} files, {format_size(row['bytes'])}"
+    when = output.time_of(int(row["since_s"] * 1_000_000_000))
+    if row["state"] == "covered":
+        return f"native since {when}, {size}"
+    reason = f": {row['reason']}" if row["reason"] else ""
+    return f"{row['state']} since {when}{reason}; {size}"
 
 
 def sum_of(counts: dict[str, Any]) -> int:

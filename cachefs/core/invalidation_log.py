@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Final
 
 _MAX_NOTED: Final = 32768
@@ -33,3 +35,10 @@ class InvalidationLog:
         if asked_at == self.position:
             return False
         return asked_at < self._floor or self._names.get((parent, name), 0) > asked_at
+
+    def since(self, asked_at: int, parent: int) -> Callable[[bytes], bool] | None:
+        """Returns the test of `is_outdated` for names of a directory; None if no name of any
+        directory was invalidated."""
+        if asked_at == self.position:
+            return None
+        return functools.partial(self.is_outdated, asked_at, parent)

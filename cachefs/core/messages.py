@@ -56,7 +56,8 @@ ViewTable = view_messages.ViewTable
 
 
 class Hello(Message, frozen=True):
-    """The first frame of a client, "fuse" or "cli". A fuse session keeps the server alive."""
+    """The first frame of a client, "fuse", "library" or "cli". A session of one of the first two
+    keeps the server alive and gets events."""
 
     role: str
     pid: int

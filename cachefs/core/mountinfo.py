@@ -19,7 +19,7 @@ SUBTYPE: Final = "cachefs"
 FSTYPE: Final = f"fuse.{SUBTYPE}"
 OWN: Final = Path("/proc/self/mountinfo")
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
-_TREE: Final = re.compile(r"/views/([0-9]+)(?=/|$)")  # of a view, in a tier's directory
+_TREE: Final = re.compile(r"/views/[0-9a-f]{16}(?=/|$)")  # of a view, in a tier's directory
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -40,11 +40,9 @@ class Mount(msgspec.Struct, frozen=True):
         return self.fstype == FSTYPE
 
     @property
-    def view(self) -> int:
-        """The view whose tree this mount shows, if it is a cover; -1 for any other mount, and if
-        the path of the tree is ambiguous."""
-        found = _TREE.findall(self.root)
-        return int(found[0]) if len(found) == 1 and "ro" in self.flags else -1
+    def shows_view(self) -> bool:
+        """True for a read-only mount of (a part of) the tree of a view."""
+        return "ro" in self.flags and _TREE.search(self.root) is not None
 
     @property
     def owner_uid(self) -> int:
@@ -133,7 +131,7 @@ def _covers(mounts: Iterable[Mount], below: set[str]) -> list[Mount]:
     """Returns the covers over mounts with these ids, and the covers over those."""
     ids, found = set(below), []
     for mount in mounts:
-        if mount.view >= 0 and mount.parent_id in ids:
+        if mount.shows_view and mount.parent_id in ids:
             ids.add(mount.mount_id)
             found.append(mount)
     return found

@@ -99,6 +99,15 @@ class MetadataService(Protocol):
 
 
 @runtime_checkable
+class PositionedEvents(Protocol):
+    """The position of the newest event, as far as known here. A metadata service implements it if
+    directories of it can be frozen."""
+
+    @property
+    def position(self) -> int: ...
+
+
+@runtime_checkable
 class PolicyService(Protocol):
     """The policies of one namespace. A metadata service implements it if it has policies."""
 

@@ -74,7 +74,8 @@ class Setting(msgspec.Struct, frozen=True):
 # Commands that send requests to a master, its workers, or the server of a mount.
 CLIENT_COMMANDS: Final = (
     "status", "health", "top", "logs", "ls", "stat", "du", "sync", "load", "jobs", "free", "pin",
-    "unpin", "ttl", "quota", "policy", "ufs", "ufs add", "ufs set", "workers", "location", "fsck",
+    "freeze", "thaw", "views", "view", "unpin", "ttl", "quota", "policy", "ufs", "ufs add",
+    "ufs set", "workers", "location", "fsck",
 )  # fmt: skip
 AGENT: Final = ("fuse-agent",)
 DRIVER: Final = ("csi",)

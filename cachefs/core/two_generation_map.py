@@ -24,6 +24,9 @@ class TwoGenerationMap(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._young) + sum(1 for key in self._old if key not in self._young)
 
+    def __bool__(self) -> bool:
+        return bool(self._young or self._old)
+
     def get(self, key: K) -> V | None:
         value = self._young.get(key)
         if value is None:
@@ -36,6 +39,17 @@ class TwoGenerationMap(Generic[K, V]):
         if len(self._young) >= self._half and key not in self._young:
             self._old, self._young = self._young, {}
         self._young[key] = value
+
+    def put_all(self, items: dict[K, V]) -> None:
+        """Puts several items; keeps the limit if they are at most half of it."""
+        if len(self._young) + len(items) > self._half:
+            self._old, self._young = self._young, {}
+        self._young.update(items)
+
+    def peek(self, key: K) -> V | None:
+        """Returns the same as `get`, without counting it as a use."""
+        value = self._young.get(key)
+        return self._old.get(key) if value is None else value
 
     def drop(self, key: K) -> None:
         self._young.pop(key, None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import resource
@@ -33,6 +34,7 @@ from cachefs.core.specs import HEARTBEATS, ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.covers.ability import can_cover
+from cachefs.fuse.covers.cover_records import CoverRecords
 from cachefs.fuse.covers.covered_mount import CoveredMount
 from cachefs.fuse.covers.covers import Covers
 from cachefs.fuse.hang_watch import ServerWatch
@@ -52,6 +54,7 @@ log = logging.getLogger("cachefs.client")
 DRAIN_S: Final = 2.0  # for requests in flight after a clean unmount
 SERVER_WAIT_S: Final = 60.0  # a successor waits for a server that is restarting
 _PAUSE_S: Final = 0.1
+COLLECT_AFTER: Final = 20_000  # new objects that may be part of a cycle
 
 
 class Client:
@@ -69,7 +72,7 @@ class Client:
         self.runs = _runs(spec)
         self.covers: Covers | None = None  # for a mount that may have some
         if can_cover(spec):
-            self.covers = Covers(namespace_base(spec.source.url), self.stopping.set)
+            self.covers = self._new_covers()
         self._early: list[m.TierState] = []  # received before the Vfs existed
         self._conn: Connection
 
@@ -84,6 +87,8 @@ class Client:
             if self.covers is not None:
                 conn.on_cover = self.covers.cover
             nursery.start_soon(conn.run)
+            if self.covers is not None:
+                nursery.start_soon(self.covers.run)
             await self._serve(conn)
             nursery.cancel_scope.cancel()
 
@@ -123,7 +128,7 @@ class Client:
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
         if self.covers is not None:
-            self.covers.attached(conn, self._former_mount())
+            self.covers.attached(conn)
         vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs, attach=attach)
         conn.on_reconnected = lambda attached: self._on_reconnected(vfs, attached)
         conn.on_event = lambda event: self._event(vfs, event)
@@ -157,10 +162,15 @@ class Client:
             self.covers.attached(self._conn)
         vfs.on_reconnected(attached)
 
-    def _former_mount(self) -> CoveredMount | None:
-        """Returns the mount that a predecessor of this client served, if there was one."""
+    def _new_covers(self) -> Covers:
+        """Returns the covers of this mount: those of a predecessor, none of a new mount."""
         where = self.spec.mountpoint
-        return CoveredMount(where, mounting.device_at(where)) if self.spec.successor else None
+        records = CoverRecords(self.home.covers_file(where))
+        if not self.spec.successor:
+            records.clear()
+        device = mounting.device_at(where) if self.spec.successor else ""
+        mount = CoveredMount(where, device, records)
+        return Covers(mount, namespace_base(self.spec.source.url), self.stopping.set)
 
     def _record(self) -> MountRecord:
         """Returns the mount's record, with the pids of this client and its supervisor."""
@@ -287,6 +297,13 @@ def write_stacks_on_signal(spec: ClientSpec) -> None:
     faulthandler.register(signal.SIGUSR2, os.open(spec.log_file, flags, 0o600), all_threads=True)
 
 
+def collect_garbage_less() -> None:
+    """Makes the collector of cycles run less often: the metadata cache is many small tuples without
+    cycles, and a listing of a directory makes thousands."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)
+
+
 def _only_error(group: BaseException) -> BaseException:
     """Returns the first error of nested exception groups: it cancelled the other tasks."""
     while isinstance(group, BaseExceptionGroup):
@@ -300,6 +317,7 @@ def main() -> int:
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr, as_json=spec.log_json)
     write_stacks_on_signal(spec)
     raise_descriptor_limit()
+    collect_garbage_less()
     link = SupervisorLink(spec) if spec.control_fd >= 0 else None
     try:
         if spec.transport not in ("kernel", "pyfuse3"):

@@ -9,19 +9,30 @@ clock, in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from cachefs.core.invalidation_log import InvalidationLog
-from cachefs.core.model import Inode
+from cachefs.core.model import Inode, Kind
 from cachefs.core.two_generation_map import TwoGenerationMap
 
 DEFAULT_INODES: Final = 65536
 NO_INO: Final = 0  # the name is known not to exist
 
+Listed = tuple[bytes, Inode, bytes]  # name, inode, the encoded inode
+
+_DIRECTORY: Final = Kind.DIRECTORY
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
+_decode_inodes = msgspec.msgpack.Decoder(list[Inode]).decode
+_ARRAY: Final = b"\xdd"  # of msgpack; its length follows in 32 bits
 encode_inode = msgspec.msgpack.Encoder().encode
+
+
+def decode_inodes(records: Sequence[bytes]) -> list[Inode]:
+    """Returns the inodes of encoded records, decoded in one call."""
+    return _decode_inodes(_ARRAY + len(records).to_bytes(4, "big") + b"".join(records))
 
 
 class Known(NamedTuple):
@@ -82,6 +93,25 @@ class MetadataCache:
         """Records to what a name leads; None: the name does not exist."""
         ino, nonce = (NO_INO, 0) if inode is None else (inode.ino, inode.nonce)
         self._names.put((parent, name), (ino, nonce, expires_at))
+
+    def put_listing(self, parent: int, listing: Sequence[Listed], expires_at: float) -> None:
+        """Records the rows of a page; equals a `put_name` and a `put_inode` for each."""
+        self._names.put_all(
+            {(parent, name): (inode.ino, inode.nonce, expires_at) for name, inode, _ in listing}
+        )
+        self._inodes.put_all({one[1].ino: Known(one[2], expires_at) for one in listing})
+        for _, inode, _ in listing:
+            if inode.kind is _DIRECTORY:
+                self._parents.put(inode.ino, parent)
+
+    def changed(self, listing: Sequence[Listed]) -> list[Inode]:
+        """Returns the inodes of a page whose ino has another record here."""
+        known = self._inodes.peek
+        return [
+            inode
+            for _, inode, record in listing
+            if (one := known(inode.ino)) is not None and one[0] != record
+        ]
 
     def put_parent(self, ino: int, parent: int) -> None:
         self._parents.put(ino, parent)

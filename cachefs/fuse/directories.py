@@ -9,23 +9,17 @@ was removed or moved to a later page. `.` and `..` have the ordinals 1 and 2.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from cachefs.core.errors import NotFound
-from cachefs.core.model import Inode
+from cachefs.core.model import Inode, Kind
 
 DOTS: Final = 2
 HASH_BITS: Final = 32
 _HASH_MASK: Final = (1 << HASH_BITS) - 1
 MAX_MARKS: Final = 4096
-
-
-class Row(NamedTuple):
-    """A name of a directory and its inode."""
-
-    name: bytes
-    inode: Inode
 
 
 class Entry(NamedTuple):
@@ -38,18 +32,54 @@ class Entry(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing. `start`: index of its first row in the directory. `asked_at`: position
-    of the invalidation log when the request was sent."""
+    """A part of a listing: names, and the inodes of the same rows. `start`: index of its first row
+    in the directory. `asked_at`: position of the invalidation log when the request was sent."""
 
     start: int
-    rows: list[Row]
+    names: list[bytes]
+    inodes: list[Inode]
     next: bytes  # order key after which the next page starts; b"" at the end
     expires_at: float
     asked_at: int
 
     @property
     def end(self) -> int:
-        return self.start + len(self.rows)
+        return self.start + len(self.names)
+
+
+class Entries:
+    """The entries after a cookie: `dots`, then the rows of a page from `place` on. They are valid
+    for `valid_for_s`, but for those of which the test that `find_outdated` returns (None: all are
+    valid) is True."""
+
+    __slots__ = ("dots", "find_outdated", "page", "place", "valid_for_s")
+
+    def __init__(
+        self,
+        dots: list[Entry],
+        page: Page,
+        place: int,
+        valid_for_s: float,
+        find_outdated: Callable[[], Callable[[bytes], bool] | None],
+    ) -> None:
+        self.dots = dots
+        self.page = page
+        self.place = place
+        self.valid_for_s = valid_for_s
+        self.find_outdated = find_outdated
+
+    @property
+    def ordinal(self) -> int:
+        """The ordinal of the first row."""
+        return self.page.start + self.place + DOTS + 1
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self.dots
+        names, inodes, outdated = self.page.names, self.page.inodes, self.find_outdated()
+        for ordinal, number in enumerate(range(self.place, len(names)), self.ordinal):
+            name = names[number]
+            known_s = 0.0 if outdated is not None and outdated(name) else self.valid_for_s
+            yield Entry(name, inodes[number], known_s, cookie_of(ordinal, name))
 
 
 class Mark(NamedTuple):
@@ -72,6 +102,18 @@ class FetchPage(NamedTuple):
 def cookie_of(ordinal: int, name: bytes) -> int:
     """Returns a positive 63-bit number (31 bits of ordinal)."""
     return ordinal << HASH_BITS | crc32(name)
+
+
+def dots_after(cookie: int, ino: int, parent: int) -> list[Entry]:
+    """Returns `.` and `..` of a directory, as far as they follow a cookie. No reply grants that
+    they are valid for any time."""
+    if cookie >> HASH_BITS >= DOTS:
+        return []
+    dots = [
+        Entry(b".", Inode(ino, Kind.DIRECTORY), 0.0, cookie_of(1, b".")),
+        Entry(b"..", Inode(parent, Kind.DIRECTORY), 0.0, cookie_of(2, b"..")),
+    ]
+    return dots[cookie >> HASH_BITS :]
 
 
 class DirectoryHandle:
@@ -117,7 +159,7 @@ class DirectoryHandle:
             return self._row(page, index - page.start if found is None else found)
         if index < page.start:
             return FetchPage(self.mark_before(index - 1))
-        found = _row_after(page, checksum, len(page.rows))
+        found = _row_after(page, checksum, len(page.names))
         return self._row(page, found) if found is not None else self._later(page, index)
 
     def first_row(self) -> int | FetchPage:
@@ -127,24 +169,24 @@ class DirectoryHandle:
 
     @staticmethod
     def _row(page: Page, place: int) -> int | FetchPage:
-        if place < len(page.rows) or not page.next:
+        if place < len(page.names) or not page.next:
             return place
         return FetchPage(Mark(page.end, page.next), exactly=True)
 
     def _later(self, page: Page, index: int) -> int | FetchPage:
         """Resolves a row beyond the current page, from a cookie of a previous process."""
         if not page.next:  # the directory shrank
-            return len(page.rows)
+            return len(page.names)
         mark = self.mark_before(index - 1)
         return FetchPage(mark if mark.start > page.start else Mark(page.end, page.next))
 
 
 def _row_after(page: Page, checksum: int, guess: int) -> int | None:
     """Returns the index after the row with this checksum, or None. Tries `guess` first."""
-    if guess and crc32(page.rows[guess - 1].name) == checksum:
+    if guess and crc32(page.names[guess - 1]) == checksum:
         return guess
-    for number, row in enumerate(page.rows, start=1):
-        if crc32(row.name) == checksum:
+    for number, name in enumerate(page.names, start=1):
+        if crc32(name) == checksum:
             return number
     return None
 

@@ -86,6 +86,10 @@ class Files:
             known = self._adopted.get(ino, nonce)
             self._adopted[ino] = nonce if known == nonce else SEVERAL
 
+    @property
+    def has_adopted(self) -> bool:
+        return bool(self._adopted)
+
     def pop_adopted(self, inode: Inode) -> Inode | None:
         """Returns the inode with the nonce that a predecessor had open under this ino; None if it
         had none. Only the first call for an ino returns it. Only the nonce is the predecessor's."""

@@ -11,7 +11,6 @@ import trio
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
 from cachefs.fuse import mounting
-from cachefs.fuse.covers.covered_mount import CoveredMount
 from cachefs.fuse.kernel.session import KernelSession
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.vfs import Vfs
@@ -66,7 +65,7 @@ class KernelMountServer:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
             if client.covers is not None:
-                nursery.start_soon(client.covers.run, CoveredMount(client.spec.mountpoint, device))
+                client.covers.mount.device = device
             nursery.start_soon(self._report)
             self._send_facts()
             link.say(w.Serving())
@@ -100,6 +99,8 @@ class KernelMountServer:
             self._client.record.settle()
 
     def _send_facts(self) -> None:
+        if not self._conn.is_connected:  # a message would be dropped
+            return
         session = self._session
         facts = m.MountFacts(
             "kernel", session.passthrough, session.why_not, self._link.supervisor, session.facts()

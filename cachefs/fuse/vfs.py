@@ -9,12 +9,12 @@ fill, a listing) running at the server and no state here. All methods belong to 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, Never
 
-import msgspec
 import trio
 
 from cachefs.client.call_waits import Waits
@@ -30,37 +30,39 @@ from cachefs.core.errors import (
 from cachefs.core.model import MAX_INO, MAX_NAME_BYTES, ROOT_INO, Inode, Kind, NamespaceId
 from cachefs.core.two_generation_map import TwoGenerationMap
 from cachefs.fuse.attributes import Defaults, kernel_time
-from cachefs.fuse.dentries import DEFAULT_INODES, MetadataCache, encode_inode
+from cachefs.fuse.dentries import (
+    DEFAULT_INODES,
+    Listed,
+    MetadataCache,
+    decode_inodes,
+    encode_inode,
+)
 from cachefs.fuse.directories import (
-    DOTS,
     FIRST,
-    HASH_BITS,
     DirectoryHandle,
     DirectoryTable,
-    Entry,
+    Entries,
     FetchPage,
     Mark,
     Page,
-    Row,
-    cookie_of,
+    dots_after,
 )
 from cachefs.fuse.files import Bytes, Files
 from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.listing_prefetch import PAGES, ListingPrefetch
+from cachefs.fuse.orders import Orders
 from cachefs.fuse.root import Root
 from cachefs.fuse.server_calls import MUST_WAIT, Caller, MustWait, Reply, ServerCalls
 
 log = logging.getLogger(__name__)
 
 REPORT_USES_S: Final = 1.0
-# Attributes of an open file whose name now leads to another file: they never change again.
-OPEN_STALE_S: Final = 3600.0
+OPEN_STALE_S: Final = 3600.0  # attributes of an open file that lost its name: they never change
 MAX_PAGES_PER_SEEK: Final = 1 << 16
 MAX_FORMER: Final = 4096  # inodes of open files whose ino now belongs to another file
 MAX_NAMES_AHEAD: Final = 64  # directories queued for read-ahead; further ones are skipped
 _CHANGES: Final = os.O_ACCMODE | os.O_TRUNC | os.O_CREAT  # O_APPEND alone changes nothing
 _FILE: Final = Kind.FILE
-_decode_inode = msgspec.msgpack.Decoder(Inode).decode
 
 Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
 
@@ -90,10 +92,10 @@ class Vfs:
         self._cache = MetadataCache(max_inodes)
         self._files = Files(self._node, attached.namespace, waits or Waits())
         self.give_back = self._files.lent.run  # closes idle segments, until cancelled
+        self.orders = Orders(self._node, lambda: self.namespace)
         self._directories = DirectoryTable()
         self._ahead = ListingPrefetch()
-        # True while the kernel may keep a file's pages between opens: no tier has lost bytes.
-        self.keeps_pages = True
+        self.keeps_pages = True  # by the kernel, between opens: no tier has lost bytes
         self.on_doubt: Callable[[int], None] = lambda _tier: None  # for the kernel's open nodes
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # passthrough opens too
         self._former: TwoGenerationMap[int, Inode] = TwoGenerationMap(MAX_FORMER)
@@ -297,7 +299,7 @@ class Vfs:
         """Returns whether this process opened `fh`; a predecessor's must be opened again."""
         return fh in self._directories
 
-    def readdir_nowait(self, fh: int, cookie: int) -> Iterator[Entry] | MustWait:
+    def readdir_nowait(self, fh: int, cookie: int) -> Entries | MustWait:
         """Returns entries after `cookie` (0: the start), none at the end. There may be more: the
         caller continues with the cookie of the last entry. Valid until the next await."""
         handle = self._directories.get(fh)
@@ -306,7 +308,7 @@ class Vfs:
         place = handle.position(cookie)
         return MUST_WAIT if isinstance(place, FetchPage) else self._entries(handle, cookie, place)
 
-    async def readdir(self, fh: int, cookie: int) -> Iterator[Entry]:
+    async def readdir(self, fh: int, cookie: int) -> Entries:
         """Returns the same as `readdir_nowait`, after fetching the page from the server."""
         handle = self._directories.get(fh)
         place = handle.position(cookie)
@@ -330,42 +332,34 @@ class Vfs:
             ino, lambda ino: m.ListDir(self.namespace, ino, mark.after), m.Listing
         )
         expires_at = self._clock() + kernel_time(listing.valid_for_s)
-        rows = [self._row(ino, entry, expires_at, asked_at) for entry in listing.entries]
-        return Page(mark.start, rows, listing.next, expires_at, asked_at)
+        records = [bytes(entry.inode) for entry in listing.entries]
+        names = [entry.name for entry in listing.entries]
+        inodes = decode_inodes(records)
+        page = Page(mark.start, names, inodes, listing.next, expires_at, asked_at)
+        listed = [*zip(names, inodes, records, strict=True)]
+        outdated = self._cache.noted.since(asked_at, ino)
+        if outdated is not None:
+            listed = [one for one in listed if not outdated(one[0])]
+        self._put_listing(ino, listed, expires_at)
+        return page
 
-    def _row(self, parent: int, entry: m.Dentry, expires_at: float, asked_at: int) -> Row:
-        record = bytes(entry.inode)
-        inode = _decode_inode(record)
-        if not self._cache.noted.is_outdated(asked_at, parent, entry.name):
+    def _put_listing(self, parent: int, listed: list[Listed], expires_at: float) -> None:
+        changed = self._cache.changed(listed)
+        if self._files.has_adopted:
+            changed = [inode for _, inode, _ in listed]
+        for inode in changed:
             self._check_reused(inode)
-            self._cache.put_name(parent, entry.name, inode, expires_at)
-            self._cache.put_inode(inode.ino, record, expires_at)
-            if inode.kind is Kind.DIRECTORY:
-                self._cache.put_parent(inode.ino, parent)
-        return Row(entry.name, inode)
+        self._cache.put_listing(parent, listed, expires_at)
 
-    def _entries(self, handle: DirectoryHandle, cookie: int, place: int) -> Iterator[Entry]:
+    def _entries(self, handle: DirectoryHandle, cookie: int, place: int) -> Entries:
         page = handle.page
         assert page is not None
-        if place >= len(page.rows):
+        if place >= len(page.names):
             handle.page = None  # read to the end: a handle that stays open holds no names
-        return self._emit(handle.ino, page, cookie >> HASH_BITS, place)
-
-    def _emit(self, ino: int, page: Page, ordinal: int, place: int) -> Iterator[Entry]:
-        yield from self._dots(ino)[ordinal:]
         valid_for_s = max(0.0, page.expires_at - self._clock())
-        outdated = self._cache.noted.is_outdated
-        for number in range(place, len(page.rows)):
-            name, inode = page.rows[number]
-            known_s = 0.0 if outdated(page.asked_at, ino, name) else valid_for_s
-            yield Entry(name, inode, known_s, cookie_of(page.start + number + DOTS + 1, name))
-
-    def _dots(self, ino: int) -> list[Entry]:
-        parent = self._cache.parent(ino)
-        return [
-            Entry(b".", Inode(ino, Kind.DIRECTORY), 0.0, cookie_of(1, b".")),
-            Entry(b"..", Inode(parent, Kind.DIRECTORY), 0.0, cookie_of(2, b"..")),
-        ]
+        outdated = functools.partial(self._cache.noted.since, page.asked_at, handle.ino)
+        dots = dots_after(cookie, handle.ino, self._cache.parent(handle.ino))
+        return Entries(dots, page, place, valid_for_s, outdated)
 
     # ---- events of the server ----
 

@@ -45,6 +45,7 @@ from worker.cache.loading import CacheLoading
 from worker.loads.loader import Loader
 from worker.server.server import NodeServer
 from worker.tier.config import WorkerConfig
+from worker.views.views import Views
 
 log = logging.getLogger("cachefs.server")
 
@@ -347,8 +348,13 @@ async def _serve(
     pointer: Pointer,
     warning: str,
 ) -> None:
+    views = Views(worker.views, sources.service)
     server = NodeServer(
-        worker, sources, files_ahead=spec.files_ahead, deadline_s=spec.origin_deadline_s
+        worker,
+        sources,
+        files_ahead=spec.files_ahead,
+        deadline_s=spec.origin_deadline_s,
+        views=views,
     )
     server.more_status = sources.more_status
     server.listen(socket_path)
@@ -377,6 +383,7 @@ async def _serve(
         remove_pointer(socket_path.parent, os.getpid())
         socket_path.unlink(missing_ok=True)
         await server.drain(DRAIN_S)
+        await views.close()
         log.info("stopped")
 
 

@@ -9,7 +9,7 @@
           launch.lock  server.json  server.sock  cache/  log/
       master/                                 namespace/  log/     of `cachefs master`
       local/                                  cluster.json ...     of `cachefs up`
-      mounts/<first 16 hex digits of sha256(mountpoint)>.json
+      mounts/<first 16 hex digits of sha256(mountpoint)>.json, .covers
       reserve                               room for a start on a full disk (`reserve.py`)
       tokens/<port>                          of masters of this machine; see `launcher.tokens`
     <cache dir>/launch.lock, server.json
@@ -212,6 +212,11 @@ class StateHome:
         """Returns the path of a mount's control socket; creates the directory if missing."""
         private_dir(self.path)
         return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
+
+    def covers_file(self, mountpoint: str) -> Path:
+        """Returns the path of the record of a mount's covers; creates the directory if missing."""
+        private_dir(self.path)
+        return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.covers"
 
     def control_sockets(self) -> list[Path]:
         """Returns the control sockets of every mount, including stale ones after a crash. Returns

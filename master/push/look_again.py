@@ -152,7 +152,10 @@ class LookAgain:
     def _known(self, names: Names, mount: Mount, path: bytes) -> Known | None:
         """Returns the first name on the path that is not known as a directory, or the last one;
         None if nothing is known of that name."""
-        if not (steps := self._steps(names, mount, path)):
+        return self._last(names, self._steps(names, mount, path))
+
+    def _last(self, names: Names, steps: Sequence[tuple[int, bytes]]) -> Known | None:
+        if not steps:
             return None
         at, name = steps[-1]
         if not (self._sync.is_asked(at, name) or self._is_known(names, at, name)):
@@ -168,7 +171,7 @@ class LookAgain:
             for at, name in steps[:-1]
             if self._sync.is_asked(at, name)
         ]
-        last = self._known(names, mount, path)
+        last = self._last(names, steps)
         return above if last is None else [*above, last]
 
     def _steps(self, names: Names, mount: Mount, path: bytes) -> list[tuple[int, bytes]]:
@@ -188,9 +191,10 @@ class LookAgain:
 
     def _is_known(self, names: Names, directory: int, name: bytes) -> bool:
         """Returns whether the store answers for a name."""
+        if names.directory(directory) is not None:
+            return True
         was_asked = self._sync.negatives.checked_at(directory, name) > 0
-        known = was_asked or names.child(directory, name) is not None
-        return known or names.directory(directory) is not None
+        return was_asked or names.child(directory, name) is not None
 
     def _is_empty(self, directory: int) -> bool:
         with self._store.snapshot() as reader:

@@ -117,6 +117,7 @@ class MasterServer:
             self._guard.caller,
             on_loopback=self._guard.on_loopback,
             on_failure=self._tally.failed,
+            accepted=self._guard.strangers.forget,
         )
 
     async def start(self) -> int:

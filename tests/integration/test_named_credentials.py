@@ -1,21 +1,28 @@
-"""Sources of S3 that are read by the name of a credential, whose files change under readers."""
+"""Sources that are read by the name of a credential, whose files change under readers."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cachefs.core.errors import AccessDenied, CredentialsMissing
 from cachefs.core.model import UfsSpec
+from connectors.azure.sas import sign_container
 from connectors.compose import open_connector
 from connectors.credential import DIRECTORY_VARIABLE
 from connectors.meter import Meter
+from tests.integration.conftest import Node
+from tests.services.azurite import ACCOUNT, KEY, AzureServer
 from tests.services.processes import wait_until
 from tests.services.s3_server import S3Server
 
 LIMIT_S = 20.0
+FIRST_TOKEN_S = 8.0
 
 
 def write(directory: Path, access_key: str, secret_key: str) -> None:
@@ -86,3 +93,45 @@ def test_a_source_of_pyarrow_is_read_by_the_same_files(
     write(tmp_path / "team-b", s3.access_key, s3.secret_key)
     wait_until(lambda: not refuses(lambda: connector.stat(b"f")), "the key is right", LIMIT_S)
     connector.close()
+
+
+def test_a_token_is_replaced_under_readers(
+    node: Node, azure_server: AzureServer, tmp_path: Path
+) -> None:
+    """A program opens files that are not cached, before the first token expires and after."""
+    azure_server.make_container("rotated")
+    names = [f"f{number:04}" for number in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: azure_server.put("rotated", name, name.encode()), names))
+    directory = tmp_path / "credentials" / "team-a"
+    directory.mkdir(parents=True)
+
+    def give(valid_s: float) -> float:
+        token = sign_container(ACCOUNT, "rotated", KEY, time.time(), valid_s)
+        (directory / "new").write_text(token)
+        (directory / "new").rename(directory / "sas_token")
+        return time.time() + valid_s
+
+    ends_at = give(FIRST_TOKEN_S)
+    node.environment |= {DIRECTORY_VARIABLE: str(directory.parent)}
+    options = ("--endpoint-url", azure_server.endpoint_url, "--credential", "team-a")
+    mount = node.mount(f"az://{ACCOUNT}/rotated", *options)
+    left = iter(names)
+    read = 0
+
+    def read_next() -> None:
+        nonlocal read
+        name = next(left)
+        assert (mount / name).read_bytes() == name.encode()
+        read += 1
+
+    read_next()
+    give(600.0)
+    while time.time() < ends_at + 1.0:
+        assert (mount / names[0]).read_bytes() == names[0].encode()
+        if read < len(names) // 2:
+            read_next()
+    while read < len(names):
+        read_next()
+    assert "sig=" not in json.dumps(node.status(mount))
+    node.umount(mount)

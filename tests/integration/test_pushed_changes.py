@@ -3,6 +3,9 @@ and senders that are none."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import MAX_PUSHED
+from cachefs.network import unauthenticated
 from connectors.credential import DIRECTORY_VARIABLE
 from master.server.admin.routes import MAX_EVENTS_BYTES
 from tests.integration.test_admin_api import ALL, TOKENS, Api, api
@@ -77,6 +81,48 @@ def test_a_sender_needs_the_secret_of_the_source(tmp_path: Path, secrets: Path) 
             assert SECRET not in str(page)
 
     run(work())
+
+
+def test_the_connection_of_a_sender_stays_open(
+    tmp_path: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection without a right secret is closed after a while."""
+    monkeypatch.setattr(unauthenticated, "UNAUTHENTICATED_TIMEOUT_S", 0.5)
+
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+            for secret, is_open in ((SECRET, True), ("wrong", False)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", it.cluster.port)
+                status = await post(reader, writer, secret)
+                assert status == (204 if is_open else 403)
+                assert await is_closed(reader, 1.0) is not is_open
+                if is_open:
+                    assert await post(reader, writer, secret) == 204
+                writer.close()
+
+    run(work())
+
+
+async def is_closed(reader: asyncio.StreamReader, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+
+
+async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str) -> int:
+    body = json.dumps(message("im/f")).encode()
+    head = f"POST /api/v1{EVENTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    reply = await reader.readuntil(b"\r\n\r\n")
+    if found := re.search(rb"Content-Length: (\d+)", reply):
+        await reader.readexactly(int(found[1]))
+    return int(reply.split()[1])
 
 
 def test_what_senders_may_not_send(tmp_path: Path, secrets: Path) -> None:

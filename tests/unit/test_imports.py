@@ -22,9 +22,25 @@ def modules_after(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.split()}
 
 
-@pytest.mark.parametrize("statement", ["import cachefs", "import cachefs.cli.main"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import cachefs",
+        "import cachefs; cachefs.open, cachefs.tree, cachefs.close",
+        "import cachefs.cli.main",
+    ],
+)
 def test_a_trainer_gets_no_server_code(statement: str) -> None:
     assert not modules_after(statement) & (SERVER_LIBRARIES | SERVER_CODE)
+
+
+def test_a_program_gets_the_library_at_its_first_use() -> None:
+    """No event loop, no command line, no module of an extra."""
+    ours = "[*{name for name in sys.modules if name.startswith('cachefs')}]"
+    assert modules_after(f"import cachefs; assert {ours} == ['cachefs']") & {"cachefs"}
+    loaded = modules_after("import cachefs; cachefs.open, cachefs.tree, cachefs.close")
+    assert "msgspec" in loaded
+    assert not loaded & {"asyncio", "click", "fsspec", "rich", "ssl", "trio"}
 
 
 def test_the_probe_sees_what_is_imported() -> None:

@@ -18,6 +18,7 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.tiers import TierSpec
+from worker.cache.cache_views import CacheViews
 from worker.cache.choosing import Chooser
 from worker.cache.grants import Grant, TierView
 from worker.cache.handles import Handle
@@ -52,6 +53,7 @@ class Cache:
         tiers.subscribe_ended(self._forget)
         self.loading = CacheLoading(tiers, self._moves, self._chooser)
         self.serving = CacheServing(tiers, self._moves, self._chooser, setting.metadata)
+        self.views = CacheViews(tiers, self._moves)
         self.arrivals = setting.shared.arrivals
 
     @classmethod

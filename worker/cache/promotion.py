@@ -149,6 +149,8 @@ class Moves:
         held = await one.held(key, origin.size)
         if held is None or not held.complete or key in self._sources:
             return False  # another task moves it, perhaps since a moment ago
+        if one.contents.in_view(key):
+            return False  # it stays in one tier with the other files of its view
         self._sources[key] = one
         self.doubled(key, settled_later_s)
         try:
@@ -215,7 +217,7 @@ class Moves:
                 held = await one.held(key, 0)
                 if held is not None:
                     found[one] = held
-            best = max(found, key=lambda one: _worth(found[one]), default=None)
+            best = max(found, key=lambda one: _worth(one, found[one], key), default=None)
             for one in having:
                 if one is not best and best is not None:
                     await _hold_too(key, one, best)
@@ -302,8 +304,10 @@ async def _hold_too(key: bytes, one: Tier, target: Tier) -> None:
         await target.hold(key, hold)
 
 
-def _worth(held: Held) -> tuple[bool, int, int]:
-    return held.complete, 0 if held.complete else held.cached_bytes, -held.tier
+def _worth(one: Tier, held: Held, key: bytes) -> tuple[bool, bool, int, int]:
+    """The tier in which a view holds the content keeps it."""
+    in_view = one.contents.in_view(key)
+    return in_view, held.complete, 0 if held.complete else held.cached_bytes, -held.tier
 
 
 _EXAMPLE: Final = ContentId(NamespaceId(bytes(16)), 1, 0, 0).key

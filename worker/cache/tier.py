@@ -31,6 +31,7 @@ from worker.cache.reads import ReadService
 from worker.cache.sampling import Sampling
 from worker.cache.status import status
 from worker.cache.tier_choice import Held, Room
+from worker.cache.tier_views import TierViews
 from worker.fill.fill import Filler
 from worker.fill.segments import Segments
 from worker.fill.source import Source
@@ -124,7 +125,7 @@ class Tier:
             catalog,
             self._space,
             self._leftovers,
-            LostWrites(context, disk, catalog, self._watch),
+            LostWrites(context, disk, contents, catalog, self._watch),
         )
         self.expirer = Expirer(
             context, disk, contents, catalog, self._permission, self._segments, self.housekeeping
@@ -150,6 +151,7 @@ class Tier:
             self._filler,
             self._segments,
         )
+        self.views = TierViews(context, disk, contents, catalog)
         self.serving = TierServing(
             context,
             disk,

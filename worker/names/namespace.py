@@ -137,6 +137,11 @@ class RemoteNamespace(MasterJobs):
         return self._namespace
 
     @property
+    def position(self) -> int:
+        """The position of the events that have arrived."""
+        return self._stream.seq
+
+    @property
     def replaced(self) -> bool:
         """True if the master now serves another namespace."""
         return self._stream.replaced

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cachefs.core import messages as m
 from cachefs.core.errors import InUse, NotFound, ProtocolError, Stale, Unsupported
 from cachefs.core.model import ContentId, Kind
-from cachefs.core.policies import shown
+from cachefs.core.policies import Policy, shown
 from cachefs.core.services import MetadataService, PolicyService
 from worker.server import job_answers as jobs
 
@@ -25,8 +25,7 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
         case m.Free():
             return await _free(server, body)
         case m.SetPolicy():
-            policies = _policies(server.service(body.namespace))
-            return m.PolicySet(await policies.set_policy(body.path, body.policy, body.unset))
+            return await _set_policy(server, body)
         case m.GetPolicies():
             return await _policies(server.service(body.namespace)).policies_at(body.path)
         case (
@@ -39,8 +38,45 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
         ):
             return await jobs.answer_job(server.service(body.namespace), body)
         case m.StartSync() | m.GetSync():
-            return await jobs.answer_sync(server.service(body.namespace), body)
+            return await _sync(server, body)
+        case m.Freeze() | m.Thaw() | m.ListViews():
+            return await _about_views(server, body)
     raise ProtocolError(f"unexpected {type(body).__name__}")
+
+
+async def _about_views(server: NodeServer, body: m.Freeze | m.Thaw | m.ListViews) -> m.Message:
+    views = server.views
+    if views is None:
+        raise Unsupported("this node has no views")
+    match body:
+        case m.Freeze():
+            return await views.freeze(body.namespace, body.path, wait=body.wait)
+        case m.Thaw():
+            await views.thaw(body.namespace, body.path)
+            return m.Done()
+        case m.ListViews():
+            return views.table(body.namespace)
+
+
+async def _set_policy(server: NodeServer, body: m.SetPolicy) -> m.PolicySet:
+    """Views that the change concerns are uncovered first, and built anew by the new policy."""
+    policies = _policies(server.service(body.namespace))
+    if server.views is not None and not _only_pins(body):
+        await server.views.uncover_path(body.namespace, body.path, "policy")
+    return m.PolicySet(await policies.set_policy(body.path, body.policy, body.unset))
+
+
+def _only_pins(body: m.SetPolicy) -> bool:
+    """Returns whether a change of policy only pins, which no view shows."""
+    return body.policy == Policy(pin=True) and not body.unset
+
+
+async def _sync(server: NodeServer, body: m.StartSync | m.GetSync) -> m.SyncReply:
+    """A sync is reported as ended only once no cover shows what it changed."""
+    reply = await jobs.answer_sync(server.service(body.namespace), body)
+    if server.views is not None and reply.sync.seq:
+        await server.views.reach(body.namespace, reply.sync.seq)
+    return reply
 
 
 def _policies(service: MetadataService) -> PolicyService:
@@ -73,6 +109,8 @@ async def _free(server: NodeServer, body: m.Free) -> m.Freed:
         raise NotFound("no such file or directory", path=body.path.decode(errors="replace"))
     if isinstance(service, PolicyService):
         await _check_free(service, body.path)
+    if server.views is not None:
+        await server.views.uncover_path(body.namespace, body.path, "free")
     files = freed_bytes = busy = 0
     async for batch in service.known_files(found.inode.ino):
         contents = [

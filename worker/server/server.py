@@ -1,8 +1,8 @@
 """The node socket: accepts sessions, keeps them, and stops the server when it is unused.
 
-A server runs as long as it has a FUSE session (plus a grace period), or, if it `stays`, until
-`request_stop` is called. Only root and the server's own user may connect (SO_PEERCRED), whatever
-the permissions of the socket's directory.
+A server runs as long as it has a session of a mount or of a library (plus a grace period), or, if
+it `stays`, until `request_stop` is called. Only root and the server's own user may connect
+(SO_PEERCRED), whatever the permissions of the socket's directory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from worker.server.takeovers import Takeovers
 
 if TYPE_CHECKING:
     from worker.cache.cache import Cache
+    from worker.views.views import Views
 
 log = logging.getLogger(__name__)
 
 FIRST_MOUNT_GRACE_S = 30.0
 LAST_MOUNT_GRACE_S = 0.3
+LIBRARY_GRACE_S = 10.0  # programs that read without a mount often run one after the other
 SUCCESSOR_GRACE_S = 30.0  # for the next client of a mount whose client failed
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2  # after an accept that failed
@@ -54,10 +56,12 @@ class NodeServer:
         stays: bool = False,
         files_ahead: int = MOST_FILES,
         deadline_s: float = 30.0,
+        views: Views | None = None,
     ) -> None:
         """`files_ahead`: see `worker.prefetch.open_runs`. `deadline_s`: of a system call on a
-        mount, see `worker.server.request_deadlines`."""
+        mount, see `worker.server.request_deadlines`. `views`: None for a node without any."""
         self.worker = worker
+        self.views = views
         self.ahead = Prefetcher(worker.loading, sources.service, files_ahead)
         self.deadline_s = deadline_s
         self._stays = stays
@@ -125,11 +129,11 @@ class NodeServer:
     def joined(self, session: Session) -> None:
         """Called at a session's Hello. Raises Unreachable for a mount while the server is stopping:
         the mount then finds, or starts, the next server."""
-        if session.role == "fuse" and self._stop.is_set():
+        if session.follows and self._stop.is_set():
             raise Unreachable("the server is ending", remedy="mount again")
         if session.role == "fuse":
             self._takeovers.joined(session.mountpoint, session.pid)
-        if session.role == "fuse" and self._grace is not None:
+        if session.follows and self._grace is not None:
             self._grace.cancel()
             self._grace = None
 
@@ -137,8 +141,8 @@ class NodeServer:
         self._sessions.discard(session)
         if session.role == "fuse":
             self._takeovers.left(session.mountpoint, session.pid, is_followed=session.is_followed)
-        if session.role == "fuse" and not self._mounts():
-            self._arm(SUCCESSOR_GRACE_S if session.is_followed else LAST_MOUNT_GRACE_S)
+        if session.follows and not self._followers():
+            self._arm(_grace_s(session))
 
     async def attach(self, body: m.Attach) -> m.Attached:
         return await self._sources.attach(body)
@@ -157,10 +161,12 @@ class NodeServer:
             "uptime_s": round(time.time() - self._started_at, 1),
             "processes": [*clients, {"role": "server", "pid": os.getpid()}],
             "mounts": [_mount_status(session) for session in mounts],
+            "libraries": [{"pid": s.pid} for s in self._followers() if s not in mounts],
             "sources": self._sources.status(),
             "cache": cache,
             "passthrough_bytes": self.passthrough_bytes,
             "ahead_files": self.ahead.files,
+            "views": self.views.status() if self.views is not None else {},
             "takeovers": dict(self._takeovers.counts),
             **self.more_status(cache),
         }
@@ -180,11 +186,15 @@ class NodeServer:
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _tell_tiers(self) -> None:
-        for session in self._mounts():
+        for session in self._followers():
             session.send_tiers()
 
     def _mounts(self) -> list[Session]:
         return [session for session in self._sessions if session.role == "fuse"]
+
+    def _followers(self) -> list[Session]:
+        """Returns the sessions that keep the server running."""
+        return [session for session in self._sessions if session.follows]
 
     def _arm(self, grace_s: float) -> None:
         if self._stays:
@@ -194,7 +204,7 @@ class NodeServer:
         self._grace = asyncio.get_running_loop().call_later(grace_s, self._stop_if_unused)
 
     def _stop_if_unused(self) -> None:
-        if not self._mounts():
+        if not self._followers():
             self.request_stop("no mount left")
 
     def _accept(self) -> None:
@@ -224,6 +234,13 @@ class NodeServer:
     def _accept_again(self) -> None:
         if self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+
+def _grace_s(last: Session) -> float:
+    """Returns how long the server runs after its last session."""
+    if last.role == "library":
+        return LIBRARY_GRACE_S
+    return SUCCESSOR_GRACE_S if last.is_followed else LAST_MOUNT_GRACE_S
 
 
 def _processes(session: Session) -> list[dict[str, Any]]:

@@ -64,7 +64,14 @@ class Session:
         self._event_tasks: set[asyncio.Task[None]] = set()
         self._many_tiers = False  # the client supports several tiers
         self._sent_tiers: dict[int, TierView] = {}  # as the client knows them
+        self._covers = False  # the client lays covers
+        self.defaults = (0, 0, 0, 0)  # see `Hello.defaults`
         self._channel = Channel(sock, self._frame, self._ended)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it keeps the server running and gets events: a mount's, or a library's."""
+        return self.role in ("fuse", "library")
 
     # ---- frames ----
 
@@ -107,7 +114,7 @@ class Session:
             self._interrupted(id)
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
-        if self.role != "fuse":
+        if self.role == "cli":
             master_wait_s.set(COMMAND_MASTER_WAIT_S)
         try:
             body, fd = await work
@@ -186,7 +193,43 @@ class Session:
     def close(self) -> None:
         self._channel.close()
 
+    # ---- covers, see `worker.views.hosts.CoverHost` ----
+
+    def shows(self, namespace: NamespaceId) -> bool:
+        return namespace in self.sources
+
+    def send_cover(
+        self, cover: int, namespace: NamespaceId, ino: int, path: bytes, fd: int
+    ) -> None:
+        self._channel.send(m.encode(0, m.Cover(cover, namespace, ino, path)), fd)
+
+    def send_uncover(self, cover: int) -> None:
+        self.send_event(m.Uncover(cover))
+
+    def _cover_changed(self, id: int, body: m.CoverChanged) -> None:
+        views = self.server.views
+        if views is not None:
+            views.reported(self, body.view, covered=body.covered, reason=body.reason)
+
+    async def _show_views(self, namespace: NamespaceId) -> None:
+        """Makes the views of a namespace right, before the client uses the names; then covers the
+        mount, once the reply was sent."""
+        views = self.server.views
+        if views is None or self.role != "fuse":
+            return
+        await views.attached(namespace)
+        if self._covers:
+            asyncio.get_running_loop().call_soon(self._join_views)
+
+    def _join_views(self) -> None:
+        if self.server.views is not None and not self._channel.closed:
+            self.server.views.joined(self)
+
+    # ---- the end ----
+
     def _ended(self) -> None:
+        if self.server.views is not None:
+            self.server.views.left(self, is_followed=self.is_followed)
         for task in [*self._tasks.values(), *self._event_tasks]:
             task.cancel()
         for opening in self._openings.values():
@@ -293,6 +336,9 @@ class Session:
             )
         self.role, self.pid, self.mountpoint = body.role, body.pid, body.mountpoint
         self._many_tiers = body.many_tiers
+        if body.covers and len(body.defaults) == len(self.defaults):
+            self._covers = True
+            self.defaults = body.defaults[0], body.defaults[1], body.defaults[2], body.defaults[3]
         self.is_followed = body.supervisor > 0
         try:
             self.server.joined(self)
@@ -301,17 +347,26 @@ class Session:
             raise
         first = self.server.worker.tiers()[0]
         has_dir = first.pub_fd >= 0
-        welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=has_dir)
+        welcome = m.Welcome(
+            os.getpid(),
+            m.PROTOCOL,
+            cachefs.__version__,
+            published_dir=has_dir,
+            covers=self.server.views is not None,
+        )
         # Earlier losses are sent, too: another session may have served the mount at that time.
         self._sent_tiers = {0: first._replace(in_service=True, losses=0)}
         return welcome, os.dup(first.pub_fd) if has_dir else None
 
     async def _attach(self, body: m.Attach) -> Answer:
         attached = await self.server.attach(body)
-        if self.role == "fuse" and attached.namespace not in self.sources:
+        is_new = attached.namespace not in self.sources
+        if self.follows and is_new:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
-        if self.role == "fuse":  # sent after the reply
+        if is_new:
+            await self._show_views(attached.namespace)
+        if self.follows:  # sent after the reply
             asyncio.get_running_loop().call_soon(self.send_tiers)
         return attached, None
 
@@ -325,10 +380,15 @@ class Session:
         while not self._channel.closed:
             try:
                 async for event in service.events(-1):
+                    if self.server.views is not None:  # uncover first
+                        await self.server.views.heed(event)
                     self.send_event(event)
                 return  # the service closed
             except PositionGone:  # this session was too slow for the stream
-                self.send_event(m.Invalidate(namespace, -1, everything=True))
+                event = m.Invalidate(namespace, -1, everything=True)
+                if self.server.views is not None:
+                    await self.server.views.heed(event)
+                self.send_event(event)
 
     async def _detach(self, body: m.Detach) -> Answer:
         self.server.request_stop(body.reason or f"requested by pid {self.pid}")
@@ -398,6 +458,7 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
     m.Leaving: Session._leaving,  # type: ignore[dict-item]
     m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
+    m.CoverChanged: Session._cover_changed,  # type: ignore[dict-item]
 }
 _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Hello: Session._hello,  # type: ignore[dict-item]
@@ -424,4 +485,7 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.ControlJob: Session._operate,
     m.StartSync: Session._operate,
     m.GetSync: Session._operate,
+    m.Freeze: Session._operate,
+    m.Thaw: Session._operate,
+    m.ListViews: Session._operate,
 }

@@ -9,6 +9,7 @@ import msgspec
 
 from worker.store.index import IndexWriter
 from worker.store.records import HELD_READ, FileRecord
+from worker.store.view_records import NameRecord, ViewRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +78,31 @@ class HoldFile:
         if (record.held_until_s, record.flags) != (self.until_s, flags):
             changed = msgspec.structs.replace(record, flags=flags, held_until_s=self.until_s)
             writer.put(self.key, changed)
+
+
+@dataclass(frozen=True, slots=True)
+class PutView:
+    """Stores the record of a view; None deletes it."""
+
+    view: int
+    record: ViewRecord | None
+
+    def apply(self, writer: IndexWriter) -> None:
+        if self.record is None:
+            writer.delete_view(self.view)
+        else:
+            writer.put_view(self.view, self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class PutName:
+    """Stores a name of a view; None deletes it."""
+
+    key: bytes
+    record: NameRecord | None
+
+    def apply(self, writer: IndexWriter) -> None:
+        if self.record is None:
+            writer.delete_name(self.key)
+        else:
+            writer.put_name(self.key, self.record)

@@ -5,6 +5,7 @@
     index/         LMDB (`worker.store.index`)
     files/xx/NAME  cache files, sparse; xx: the last two digits of the name (of its nonce)
     pub/NAME       hard link to a complete cache file: a client that opens it may read every byte
+    views/ID/      the tree of a view: directories, hard links to cache files (`worker.store.trees`)
     scratch/       unlinked files for data that the cache refused
     trash/         folders to be deleted
 
@@ -17,20 +18,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import shutil
-import stat
 import uuid
 from typing import Final
 
 import msgspec
 
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
+from cachefs.core.errors import BadConfig
 from cachefs.core.model import PAGE_BYTES
 from worker.store import filesystem
 from worker.store.index import Index, IndexDamaged, WritesLost
+from worker.store.ownership import ANOTHER, DIRECTORY, lock, open_directory, typed_error
 from worker.store.records import (
     NAME_CHARS,
     Header,
@@ -43,17 +43,15 @@ from worker.store.records import (
 
 log = logging.getLogger(__name__)
 
-_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # The umask of a worker takes the group's rights away, unless the worker shares its socket with its
 # group: a root without capabilities then opens published files. The folder above is 0700.
 FILE_MODE: Final = 0o640
 PUB_MODE: Final = 0o750
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDERS: Final = ("files", "pub", "scratch", "trash")
+_FOLDERS: Final = ("files", "pub", "scratch", "trash", "views")
 _PROBE_BYTES: Final = 4096
 _TRIAL_BYTES: Final = 8 << 20
 _SCAN_FILES: Final = 20_000
-_ANOTHER: Final = "give another --cache-dir"
 
 
 class TierDirectory:
@@ -77,9 +75,9 @@ class TierDirectory:
         owner's pid, AccessDenied, BadConfig, NoSpace."""
         boot = filesystem.boot_id() if boot is None else boot
         try:
-            dir_fd = _open_directory(path)
+            dir_fd = open_directory(path)
             try:
-                tier = cls(path, dir_fd, _lock(path, dir_fd))
+                tier = cls(path, dir_fd, lock(path, dir_fd))
             except BaseException:
                 os.close(dir_fd)
                 raise
@@ -89,7 +87,7 @@ class TierDirectory:
                 tier.close()
                 raise
         except OSError as err:
-            raise _typed_error(err, path) from err
+            raise typed_error(err, path) from err
         return tier
 
     def _open(self, boot: bytes) -> None:
@@ -107,14 +105,15 @@ class TierDirectory:
         self._write_header()
         for name in (*_FOLDERS, "index"):
             self._make_folder(name)
-        self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
+        self._fds["trash"] = os.open("trash", DIRECTORY, dir_fd=self._dir_fd)
         self._move_to_trash("scratch")
         self.index = self._open_index()
         self.cached_at_start_bytes = self.index.totals().allocated_bytes
         if self.index.fresh or boot != known.boot:
             self._move_to_trash("pub")
-        for name in ("files", "pub", "scratch"):
-            self._fds[name] = os.open(name, _DIR, dir_fd=self._dir_fd)
+            self._move_to_trash("views")
+        for name in ("files", "pub", "scratch", "views"):
+            self._fds[name] = os.open(name, DIRECTORY, dir_fd=self._dir_fd)
 
     def _known_header(self) -> Header | None:
         """Returns the header; None: the tier starts empty, as it is new or its header damaged."""
@@ -132,7 +131,7 @@ class TierDirectory:
         """Raises BadConfig if a directory without a header has files in the tier's folders."""
         for name in (*_FOLDERS, "index"):
             try:
-                fd = os.open(name, _DIR, dir_fd=self._dir_fd)
+                fd = os.open(name, DIRECTORY, dir_fd=self._dir_fd)
             except FileNotFoundError:
                 continue
             names = os.listdir(fd)
@@ -140,7 +139,7 @@ class TierDirectory:
             if names:
                 raise BadConfig(
                     f"not a cache directory, but it has a non-empty directory {name!r}",
-                    remedy=_ANOTHER,
+                    remedy=ANOTHER,
                     path=self.path,
                 )
 
@@ -179,10 +178,10 @@ class TierDirectory:
             return file.read(1 << 16)
 
     def _discard_all(self) -> None:
-        for name in ("trash", "index", "pub"):
+        for name in ("trash", "index", "pub", "views"):
             self._make_folder(name)
-        self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
-        for name in ("index", "pub", "files"):
+        self._fds["trash"] = os.open("trash", DIRECTORY, dir_fd=self._dir_fd)
+        for name in ("index", "pub", "files", "views"):
             self._make_folder(name)
             self._move_to_trash(name)
         os.close(self._fds.pop("trash"))
@@ -208,6 +207,12 @@ class TierDirectory:
                 file.write(encode_header(self.header))
                 file.flush()
                 os.fsync(fd)
+
+    def note_views(self, *, has_views: bool) -> None:
+        """Records in the header whether the tier has views. Raises OSError."""
+        if self.header.views != has_views:
+            self.header = msgspec.structs.replace(self.header, views=has_views)
+            self._write_header_or_overwrite()
 
     def sync(self, epoch: int) -> None:
         """Forces everything recorded up to `epoch` to the disk and writes that to the header. The
@@ -302,20 +307,32 @@ class TierDirectory:
     def pub_fd(self) -> int:
         return self._fds["pub"]
 
+    @property
+    def files_fd(self) -> int:
+        return self._fds["files"]
+
+    @property
+    def views_fd(self) -> int:
+        return self._fds["views"]
+
+    @property
+    def trash_fd(self) -> int:
+        return self._fds["trash"]
+
     def create(self, name: str, size_bytes: int) -> int:
         """Creates a sparse cache file (empty if it has one page only) and opens it for reading and
         writing. Replaces a leftover file, which has no record."""
-        place = _place(name)
+        path = place(name)
         for _ in range(3):
             try:
-                fd = os.open(place, _NEW, FILE_MODE, dir_fd=self._fds["files"])
+                fd = os.open(path, _NEW, FILE_MODE, dir_fd=self._fds["files"])
                 break
             except FileExistsError:
-                self._remove(self._fds["files"], place)
+                self._remove(self._fds["files"], path)
             except FileNotFoundError:
-                self._make_fan_folder(place[:2])
+                self._make_fan_folder(path[:2])
         else:
-            raise OSError(errno.EBUSY, f"cannot create {place}")
+            raise OSError(errno.EBUSY, f"cannot create {path}")
         if size_bytes <= PAGE_BYTES:
             return fd  # one write makes it complete; before that its length does not match
         try:
@@ -335,14 +352,14 @@ class TierDirectory:
         """Returns a descriptor of a cache file, or None if it does not exist."""
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            return os.open(_place(name), flags, dir_fd=self._fds["files"])
+            return os.open(place(name), flags, dir_fd=self._fds["files"])
         except FileNotFoundError:
             return None
 
     def has_file(self, name: str, size_bytes: int) -> bool:
         """Returns whether a cache file of that name and length exists."""
         try:
-            info = os.stat(_place(name), dir_fd=self._fds["files"], follow_symlinks=False)
+            info = os.stat(place(name), dir_fd=self._fds["files"], follow_symlinks=False)
         except FileNotFoundError:
             return False
         return info.st_size == size_bytes
@@ -363,7 +380,7 @@ class TierDirectory:
     def publish(self, name: str) -> None:
         """Publishes a file, whose record the caller has committed. Idempotent."""
         try:
-            os.link(_place(name), name, src_dir_fd=self._fds["files"], dst_dir_fd=self._fds["pub"])
+            os.link(place(name), name, src_dir_fd=self._fds["files"], dst_dir_fd=self._fds["pub"])
         except FileExistsError:
             pass
 
@@ -373,7 +390,7 @@ class TierDirectory:
 
     def unlink(self, name: str) -> bool:
         """Returns False if the cache file did not exist."""
-        return self._remove(self._fds["files"], _place(name))
+        return self._remove(self._fds["files"], place(name))
 
     @staticmethod
     def _remove(dir_fd: int, name: str) -> bool:
@@ -389,7 +406,7 @@ class TierDirectory:
     def names(self, fan: str) -> list[str]:
         """Returns the names of the cache files in one folder of the fan-out; skips other files."""
         try:
-            fd = os.open(fan, _DIR, dir_fd=self._fds["files"])
+            fd = os.open(fan, DIRECTORY, dir_fd=self._fds["files"])
         except (FileNotFoundError, NotADirectoryError):
             return []
         try:
@@ -445,56 +462,10 @@ class TierDirectory:
         self._dir_fd = self._lock_fd = -1
 
 
-def _place(name: str) -> str:
+def place(name: str) -> str:
+    """Returns the path of a cache file below `files/`."""
     return f"{name[-2:]}/{name}"
 
 
 def _is_name(name: str) -> bool:
     return len(name) == NAME_CHARS and set(name) <= set("0123456789abcdef")
-
-
-def _open_directory(path: str) -> int:
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    fd = os.open(path, _DIR)
-    info = os.fstat(fd)
-    if info.st_uid == os.geteuid():
-        if stat.S_IMODE(info.st_mode) & 0o077 and not os.listdir(fd):
-            os.fchmod(fd, 0o700)
-        return fd
-    os.close(fd)
-    raise AccessDenied(
-        f"the cache directory belongs to user {info.st_uid}", remedy=_ANOTHER, path=path
-    )
-
-
-def _lock(path: str, dir_fd: int) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open("lock", flags, 0o600, dir_fd=dir_fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise InUse(
-            f"the cache directory is used by the server with pid {owner}",
-            remedy=f"stop that server, or {_ANOTHER}",
-            path=path,
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-def _typed_error(err: OSError, path: str) -> CacheFSError:
-    if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return AccessDenied(
-            f"the cache directory cannot be written: {err.strerror}", remedy=_ANOTHER, path=path
-        )
-    if err.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace("no room for a cache on this file system", remedy=_ANOTHER, path=path)
-    cause = f"the cache directory cannot be used: {err.strerror or err}"
-    return BadConfig(cause, remedy=_ANOTHER, path=path)

@@ -34,6 +34,17 @@ from worker.store.records import (
     encode_file,
     encode_meta,
 )
+from worker.store.view_records import (
+    NameRecord,
+    ViewRecord,
+    decode_name,
+    decode_view,
+    directory_key,
+    encode_name,
+    encode_view,
+    view_key,
+    view_of_key,
+)
 
 MAP_BYTES: Final = 1 << 38  # address space, not disk
 MIN_MAP_BYTES: Final = 1 << 30
@@ -59,6 +70,8 @@ class IndexWriter:
         self._txn = txn
         self._files = index.files
         self._pages = index.pages
+        self._views = index.view_table
+        self._names = index.name_table
         self._meta_db = index.meta
         meta = decode_meta(txn.get(META_KEY, db=self._meta_db) or b"")
         self._tier = meta.tier
@@ -112,6 +125,19 @@ class IndexWriter:
             while found and cursor.key().startswith(key):
                 found = cursor.delete() and bool(cursor.key())
 
+    def put_view(self, view: int, record: ViewRecord) -> None:
+        self._txn.put(view_key(view), encode_view(record), db=self._views)
+
+    def delete_view(self, view: int) -> None:
+        self._txn.delete(view_key(view), db=self._views)
+
+    def put_name(self, key: bytes, record: NameRecord) -> None:
+        """Stores a name of a view. `key`: see `worker.store.view_records`."""
+        self._txn.put(key, encode_name(record), db=self._names)
+
+    def delete_name(self, key: bytes) -> None:
+        self._txn.delete(key, db=self._names)
+
     def finish(self) -> None:
         meta = IndexMeta(FORMAT, self._tier, self._count, self._allocated)
         self._txn.put(META_KEY, encode_meta(meta), db=self._meta_db)
@@ -137,6 +163,8 @@ class Index:
                 self.files = self._env.open_db(b"files")
                 self.pages = self._env.open_db(b"pages")
                 self.meta = self._env.open_db(b"meta")
+                self.view_table = self._env.open_db(b"views")
+                self.name_table = self._env.open_db(b"view_names")
                 self._claim(tier)
             except BaseException:
                 self._env.close()
@@ -254,6 +282,40 @@ class Index:
                 more = cursor.next()
         return found
 
+    def views(self) -> dict[int, ViewRecord]:
+        """Returns the records of all views. Raises OSError if one is damaged."""
+        with self._reading() as txn, txn.cursor(self.view_table) as cursor:
+            try:
+                return {view_of_key(key): decode_view(value) for key, value in cursor}
+            except msgspec.DecodeError as err:
+                raise OSError(errno.EIO, f"the record of a view is damaged: {err}") from err
+
+    def names(
+        self, view: int, ino: int, after: bytes = b"", upto: bytes = b"", limit: int = 1 << 30
+    ) -> dict[bytes, NameRecord]:
+        """Returns the names of a directory of a view by their order keys, those above `after` and
+        up to `upto` (b"": to the end)."""
+        head = directory_key(view, ino)
+        found: dict[bytes, NameRecord] = {}
+        for key, record in self.scan_names(head + after, limit):
+            if not key.startswith(head) or (upto and key[len(head) :] > upto):
+                break
+            found[key[len(head) :]] = record
+        return found
+
+    def scan_names(self, after: bytes, limit: int) -> Iterator[tuple[bytes, NameRecord]]:
+        """Yields up to `limit` names of views whose keys are greater than `after`. Raises OSError
+        if one is damaged."""
+        with self._reading() as txn, txn.cursor(self.name_table) as cursor:
+            more = cursor.set_range(after + b"\0")
+            while more and limit > 0:
+                try:
+                    yield cursor.key(), decode_name(cursor.value())
+                except msgspec.DecodeError as err:
+                    raise OSError(errno.EIO, f"a name of a view is damaged: {err}") from err
+                limit -= 1
+                more = cursor.next()
+
     def write(self, changes: list[Change]) -> None:
         """Applies changes in one transaction, in the writer thread. Raises lmdb.Error, OSError."""
         with self._env.begin(write=True) as txn:
@@ -294,7 +356,7 @@ def _open_environment(path: str) -> lmdb.Environment:
             return lmdb.open(
                 path,
                 map_size=map_bytes,
-                max_dbs=4,
+                max_dbs=6,
                 max_readers=READERS,
                 mode=0o600,
                 metasync=False,

@@ -7,6 +7,8 @@ of every released format.
     pages   content id (36 bytes), block (4 BE)      -> bitmap, then xxh3_64 (8 BE) of each page
     meta    b"meta"                                  -> msgpack map `IndexMeta`
 
+`worker.store.view_records` has those of views.
+
 A block is 256 pages. Its record has a bit per page (page i of the block: bit i % 8 of byte i // 8)
 and a checksum per page, 0 where the page is absent; its length follows from the file's size.
 """
@@ -22,7 +24,8 @@ import xxhash
 from cachefs.core.errors import BadConfig
 from cachefs.core.pages import page_count
 
-FORMAT: Final = 1
+FORMAT: Final = 1  # of the index, and of the header of a tier without views
+VIEWS_FORMAT: Final = 2  # of the header of a tier with views
 KEY_BYTES: Final = 36
 NAME_CHARS: Final = 72
 BLOCK_PAGES: Final = 256
@@ -135,6 +138,7 @@ class Header(msgspec.Struct, frozen=True):
     epoch: int = 1
     synced_epoch: int = 0
     distrusted: tuple[tuple[int, int], ...] = ()
+    views: bool = False  # the tier has views: an earlier version would evict their files
 
     def trusts(self, epoch: int) -> bool:
         return not any(after < epoch <= up_to for after, up_to in self.distrusted)
@@ -151,8 +155,8 @@ assert _HEADER.size == 64
 
 def encode_header(header: Header) -> bytes:
     data = _HEADER.pack(
-        _MAGIC, FORMAT, header.tier, header.boot, header.epoch, header.synced_epoch,
-        len(header.distrusted),
+        _MAGIC, VIEWS_FORMAT if header.views else FORMAT, header.tier, header.boot, header.epoch,
+        header.synced_epoch, len(header.distrusted),
     )  # fmt: skip
     data += b"".join(_RANGE.pack(*pair) for pair in header.distrusted)
     return data + _CHECK.pack(xxhash.xxh3_64_intdigest(data))
@@ -163,9 +167,9 @@ def decode_header(data: bytes) -> Header | None:
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         return None
     _, form, tier, boot, epoch, synced, count = _HEADER.unpack_from(data)
-    if form > FORMAT:
+    if form > VIEWS_FORMAT:
         raise BadConfig(
-            f"the cache directory has format {form}, this version knows up to {FORMAT}",
+            f"the cache directory has format {form}, this version knows up to {VIEWS_FORMAT}",
             remedy="use a newer version, or another --cache-dir",
         )
     end = _HEADER.size + count * _RANGE.size
@@ -174,7 +178,7 @@ def decode_header(data: bytes) -> Header | None:
     if _CHECK.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
         return None
     ranges = tuple(_RANGE.iter_unpack(data[_HEADER.size : end]))
-    return Header(tier, boot, epoch, synced, ranges)
+    return Header(tier, boot, epoch, synced, ranges, form == VIEWS_FORMAT)
 
 
 def next_start(header: Header, boot: bytes) -> Header:
@@ -185,12 +189,12 @@ def next_start(header: Header, boot: bytes) -> Header:
     distrusted = header.distrusted
     if boot != header.boot:
         distrusted = _merged((*distrusted, (header.synced_epoch, used)))
-    return Header(header.tier, boot, used + 1, header.synced_epoch, distrusted)
+    return Header(header.tier, boot, used + 1, header.synced_epoch, distrusted, header.views)
 
 
 def synced(header: Header, epoch: int) -> Header:
     """Returns the header after everything recorded up to `epoch` was forced to the disk."""
-    return Header(header.tier, header.boot, epoch + 1, epoch, header.distrusted)
+    return Header(header.tier, header.boot, epoch + 1, epoch, header.distrusted, header.views)
 
 
 def failed(header: Header, epoch: int) -> Header:
@@ -200,7 +204,7 @@ def failed(header: Header, epoch: int) -> Header:
     crash of the machine."""
     used = epoch + 1
     distrusted = _merged((*header.distrusted, (header.synced_epoch, used)))
-    return Header(header.tier, UNSETTLED, used + 1, header.synced_epoch, distrusted)
+    return Header(header.tier, UNSETTLED, used + 1, header.synced_epoch, distrusted, header.views)
 
 
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

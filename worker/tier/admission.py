@@ -414,7 +414,9 @@ class Admission:
         return [*keys, *(key for key in fresh if key not in keys)]
 
     def _not_live(self, keys: Sequence[bytes]) -> list[bytes]:
-        return [key for key in keys if not self._catalog.is_live(key)]
+        """Returns the contents that are neither live nor in a view."""
+        in_view = self._contents.in_view
+        return [key for key in keys if not (self._catalog.is_live(key) or in_view(key))]
 
     async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
         """Evicts nothing of a tier out of service: its published files may be withdrawn now.

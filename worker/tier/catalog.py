@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageMap
@@ -25,7 +25,7 @@ from worker.store.removal import Dropped, drop
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
-from worker.tier.entry import Entry
+from worker.tier.entry import Entry, stray
 from worker.tier.entry_state import Event, State, Stories
 from worker.tier.freed_counts import FreedCounts
 from worker.tier.unlinked import UnlinkedOpenFiles
@@ -94,7 +94,7 @@ class Catalog:
         Cancelled: the look-up continues for other callers, nothing is held."""
         while (fence := self._fences.get(key)) is not None:
             if not await self._ended([fence]):
-                return _stray(origin, key)
+                return stray(origin, key)
         entry = self._live.get(key)
         if entry is None:
             entry = self._new(origin, key)
@@ -209,6 +209,14 @@ class Catalog:
                     await self._disk.threads.run(self._disk.directory.unlink, entry.name)
         self.leave(entry)
 
+    @contextlib.asynccontextmanager
+    async def fenced(self, keys: Sequence[bytes]) -> AsyncIterator[None]:
+        """While this lasts, none of these is evicted, dropped or opened. Raises OSError if the disk
+        hangs."""
+        await self._until_free_to_drop(keys)
+        with self.removing(keys):
+            yield
+
     @contextlib.contextmanager
     def removing(self, keys: Iterable[bytes]) -> Iterator[None]:
         """While this lasts, who opens one of these waits."""
@@ -261,8 +269,10 @@ class Catalog:
         self, keys: Sequence[bytes], fence: contextlib.ExitStack
     ) -> FreedCounts | OSError:
         detached: list[Entry] = []
+        kept_bytes = 0
         try:
             with fence:
+                await self._leave_views(keys)
                 detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
                 held = {e.name: e.allocated_bytes for e in detached if not e.detached}
                 kept_bytes = sum(held[e.name] for e in detached if e.name in held and e.recorded)
@@ -277,6 +287,12 @@ class Catalog:
         finally:
             for entry in detached:
                 self.retire_if_unused(entry)
+
+    async def _leave_views(self, keys: Sequence[bytes]) -> None:
+        """Removes contents from views. Out of service the covers are gone already."""
+        shown = [key for key in keys if self._contents.in_view(key)]
+        if shown and self._disk.health.in_service:
+            await self._contents.guard.leave(shown)
 
     async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
         """Waits until none of the keys is fenced or being looked up, all at the same moment."""
@@ -482,10 +498,3 @@ def _found(looked: LookupResult) -> Event:
     if looked.fd < 0:
         return Event.FOUND_NOTHING
     return Event.FOUND_PUBLISHED if looked.published else Event.FOUND
-
-
-def _stray(origin: Origin, key: bytes) -> Entry:
-    """Returns a separate entry for a caller that cannot wait."""
-    entry = Entry(origin, key, State.DETACHED)
-    entry.users = 1
-    return entry

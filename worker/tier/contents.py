@@ -3,10 +3,11 @@ this module changes them; other modules read them. Owned by the loop."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Protocol
 
 from cachefs.core.policies import Rule
 from cachefs.core.units import format_size
@@ -25,6 +26,35 @@ from worker.tier.rules import Rules
 log = logging.getLogger(__name__)
 
 IsOwned = Callable[[bytes, int, int], bool]
+# The deadline of contents that a view holds, which never comes.
+VIEW_S: Final = NEVER_S
+
+
+class ViewGuard(Protocol):
+    """The views of a tier, as those see them that change its contents."""
+
+    async def leave(self, keys: Sequence[bytes]) -> None:
+        """Removes contents from views, after all covers of these views are gone. The caller holds
+        the fences of the contents (`Catalog.removing`). Raises OSError."""
+
+    async def leave_all(self) -> None:
+        """Removes all covers of views of the tier, whose bytes are doubtful."""
+
+    def lost(self, key: bytes) -> None:
+        """Notes that a content of a view has lost its record."""
+
+
+class _NoViews:
+    """The guard of a tier that shows no view."""
+
+    async def leave(self, keys: Sequence[bytes]) -> None:
+        pass
+
+    async def leave_all(self) -> None:
+        pass
+
+    def lost(self, key: bytes) -> None:
+        pass
 
 
 def _ignore_all(*what: Any) -> None:
@@ -59,6 +89,8 @@ class Contents:
         self.rules = Rules()
         self.order_known = False
         self.room_changed = Signal()
+        self.guard: ViewGuard = _NoViews()
+        self.trees_change = asyncio.Lock()  # of the trees of views, their records and holds
         self.is_owned = node.is_owned
         self.on_owners_changed = node.on_owners_changed
         self._clocks = clocks
@@ -113,15 +145,34 @@ class Contents:
         """Records that a cached file was used now."""
         self.order.hit(key, now_s)
 
+    def in_view(self, key: bytes) -> bool:
+        """Returns whether a view holds a content: nothing evicts, moves or drops it before it has
+        left the view."""
+        return self.order.held(key)[0] == VIEW_S
+
+    def hold_for_view(self, key: bytes) -> None:
+        """Holds a content for a view. Does nothing for a content without a record."""
+        self.order.hold(key, VIEW_S, though_read=True)
+
+    def end_view(self, key: bytes, hold: Hold | None, now_s: int) -> None:
+        """Ends the hold by a view. `hold`: the one by a load job that continues."""
+        if self.in_view(key):
+            self.order.release(key, now_s)
+            if hold is not None:
+                self.set_aside(key, hold)
+
     def set_aside(self, key: bytes, hold: Hold) -> None:
         """Protects a content from eviction while it is held."""
+        if self.in_view(key):
+            return
         deadline_s = hold.deadline_s(self._clocks.wall(), self._clocks.monotonic())
         if deadline_s:
             self.order.hold(key, deadline_s, though_read=hold.though_read)
 
     def release(self, key: bytes, now_s: int) -> None:
-        """Ends the hold of a content."""
-        self.order.release(key, now_s)
+        """Ends the hold of a content by a load job."""
+        if not self.in_view(key):
+            self.order.release(key, now_s)
 
     def release_due(self, monotonic_s: float, now_s: int) -> None:
         """Ends holds that have expired."""
@@ -134,6 +185,8 @@ class Contents:
 
     def forget(self, key: bytes) -> None:
         """Removes a content without a record; its bytes are accounted elsewhere."""
+        if self.in_view(key):
+            self.guard.lost(key)
         self.order.remove(key)
         self.charges.drop(key)
         self.rules.drop(key)

@@ -142,3 +142,10 @@ class Entry:
                 self.fd = tier.scratch_file(self.size)
             elif self.fd < 0:
                 self.fd = tier.create(self.name, self.size)
+
+
+def stray(origin: Origin, key: bytes) -> Entry:
+    """Returns a separate entry for a caller that cannot wait."""
+    entry = Entry(origin, key, State.DETACHED)
+    entry.users = 1
+    return entry

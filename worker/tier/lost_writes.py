@@ -15,6 +15,7 @@ from worker.store.index import IndexLost
 
 if TYPE_CHECKING:
     from worker.tier.catalog import Catalog
+    from worker.tier.contents import Contents
     from worker.tier.context import TierContext
     from worker.tier.disk import TierDisk
     from worker.tier.probe import TierWatch
@@ -26,10 +27,16 @@ class LostWrites:
     """`withdraw` after each sync that failed; `try_again` now and then."""
 
     def __init__(
-        self, context: TierContext, disk: TierDisk, catalog: Catalog, watch: TierWatch
+        self,
+        context: TierContext,
+        disk: TierDisk,
+        contents: Contents,
+        catalog: Catalog,
+        watch: TierWatch,
     ) -> None:
         self._context = context
         self._disk = disk
+        self._contents = contents
         self._catalog = catalog
         self._watch = watch
 
@@ -44,6 +51,7 @@ class LostWrites:
         )
         self._disk.health.lost_writes(self._context.monotonic())
         self._watch.withdraw()
+        await self._contents.guard.leave_all()
         await self._drop_live()
         try:
             if index_failed or isinstance(error, IndexLost):

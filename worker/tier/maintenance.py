@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES
-from worker.store import filesystem
+from worker.store import filesystem, trees
 from worker.store.cached_file import opened
 from worker.store.changes import DropFile, HoldFile, TouchFile
 from worker.store.holds import Hold
@@ -157,9 +157,20 @@ class Housekeeping:
                 last_use_s, key = found.pop()
                 self._contents.load(key, last_use_s, held.pop(key, None))
             await asyncio.sleep(0)
+        await self._hold_for_views()
         await self.ask_owners()
         self._contents.order_known = True
         self._space.order_loaded.set()
+
+    async def _hold_for_views(self) -> None:
+        """Holds the contents of views, and removes trees without a record. Raises OSError."""
+        directory = self._disk.directory
+        batches = trees.contents(directory.index)
+        async with self._contents.trees_change:
+            await self._disk.threads.run(trees.remove_unrecorded, directory)
+            while (keys := await self._disk.threads.run(next, batches, None)) is not None:
+                for key in keys:
+                    self._contents.hold_for_view(key)
 
     async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
         """Yields the records of all cached contents, in batches. Raises OSError."""

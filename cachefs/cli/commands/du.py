@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from cachefs.cli import clusters, listing, output, settings
+from cachefs.cli import clusters, listing, output, settings, view_calls
 from cachefs.cli.paths import InCluster, find, in_cluster
 from cachefs.cli.session import Target, attached
 from cachefs.core.config import Config
@@ -26,6 +26,7 @@ class Sum(msgspec.Struct):
     cached_bytes: int = 0
     unlisted_directories: int = 0
     silent: list[str] = []
+    view: str = ""  # the native view that shows the tree
 
     def add(self, size_bytes: int, cached_bytes: int) -> None:
         self.files += 1
@@ -46,17 +47,26 @@ def command(
     if a worker did not answer."""
     sums = [(path, _sum(path, flags, config_file)) for path in paths]
     if as_json:
-        output.print_json([{"path": path, **msgspec.to_builtins(found)} for path, found in sums])
+        output.print_json([_document(path, found) for path, found in sums])
     else:
         _print(sums)
     silent = dict.fromkeys(line for _, found in sums for line in found.silent)
     return output.warn_no_answer([*silent])
 
 
+def _document(path: str, found: Sum) -> dict[str, Any]:
+    facts: dict[str, Any] = {"path": path, **msgspec.to_builtins(found)}
+    if not found.view:
+        del facts["view"]
+    return facts
+
+
 def _print(sums: list[tuple[str, Sum]]) -> None:
     for line in output.columns([_row(*one) for one in sums], right=(0, 1, 2, 3)):
         click.echo(line)
     for path, found in sums:
+        if found.view:
+            click.echo(f"{path}: view: {found.view}")
         if found.unlisted_directories:
             click.echo(_unlisted(path, found.unlisted_directories), err=True)
 
@@ -91,6 +101,7 @@ def _sum_here(target: Target) -> Sum:
     total = Sum()
     with attached(target.record) as session:
         inode = session.resolve(target)
+        total.view = view_calls.facts_at(session, target).get("view", "")
         single = [[listing.Row(target.path, inode)]]
         is_directory = inode.kind is Kind.DIRECTORY
         for page in listing.tree(session, inode, target.path) if is_directory else single:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli import listing, names, output, settings
+from cachefs.cli import listing, names, output, settings, view_calls
 from cachefs.cli.listing import Row
 from cachefs.cli.names import Names
 from cachefs.cli.session import Target
@@ -46,8 +46,16 @@ def command(
         if as_json:
             _print_json(pages, target)
         else:
+            if long:
+                _print_view(server, target)
             _print(pages, target, long=long, full=long or recursive)
         return server.warn_of_silent()
+
+
+def _print_view(server: Names, target: Target) -> None:
+    text = view_calls.facts_at(server, target).get("view")
+    if text:
+        click.echo(f"view: {text}", err=True)
 
 
 def _pages(server: Names, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:

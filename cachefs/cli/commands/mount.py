@@ -13,19 +13,18 @@ import msgspec
 from cachefs.cli import clusters, detach, mountpoint, output, settings, transport
 from cachefs.cli.commands import take_over
 from cachefs.cli.commands.foreground import Foreground
+from cachefs.cli.server_plans import server_spec, source_spec
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
-from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import read_mounts
-from cachefs.core.specs import ClientSpec, ServerSpec, Started
+from cachefs.core.specs import ClientSpec, Started
 from cachefs.fuse import mount_flags
 from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.processes import Server, Watch
-from connectors.registry import check_options, known_options, normalise
 
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
@@ -154,7 +153,9 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         log_level=chosen.text("log_level"),
         log_to_stderr=foreground,
         debug=debug,
-        server=None if in_cluster else _server_spec(ufs, str(home.path), chosen, foreground),
+        server=None
+        if in_cluster
+        else server_spec(ufs, str(home.path), chosen, foreground=foreground),
         node=clusters.mounts_node(ufs.url, home, chosen, foreground) if starts_worker else None,
         worker_wait_s=chosen.seconds("worker_wait") if worker_socket else 0.0,
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
@@ -173,40 +174,6 @@ def _check_sockets(chosen: Config, in_cluster: bool) -> None:
             f"{chosen['admin_socket'].source}: a mount of a cluster has no admin socket",
             remedy="ask its master, on the port of its calls",
         )
-
-
-def source_spec(source: str, chosen: Config) -> UfsSpec:
-    """Returns the source with its options. Options of other schemes are dropped unless a flag sets
-    them. Raises BadConfig."""
-    if is_cluster(source):
-        return clusters.source_spec(source, chosen)
-    url = normalise(source)
-    options = chosen.source_options(keep=known_options(url))
-    spec = UfsSpec(url, options)
-    check_options(spec)
-    return spec
-
-
-def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> ServerSpec:
-    return ServerSpec(
-        home=home,
-        source=ufs,
-        cache_dir=chosen.text("cache_dir"),
-        cache_size_bytes=chosen.integer("cache_size"),
-        memory_limit_bytes=chosen.integer("memory_limit"),
-        metrics=chosen.text("metrics"),
-        admin_socket=chosen.text("admin_socket"),
-        sync_interval_s=chosen.seconds("sync_interval"),
-        background_listings=chosen.integer("background_listings"),
-        admission=chosen.text("admission"),
-        eviction=chosen.text("eviction"),
-        idle_after_s=chosen.seconds("idle_after"),
-        files_ahead=chosen.integer("files_ahead"),
-        origin_deadline_s=chosen.seconds("origin_deadline"),
-        log_level=chosen.text("log_level"),
-        log_to_stderr=foreground,
-        trust_directories=clusters.trusts(chosen),
-    )
 
 
 # ---- starting ------------------------------------------------------------------------------------

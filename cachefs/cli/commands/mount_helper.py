@@ -116,12 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _mount(args: Sequence[str]) -> int:
     arguments = parse_arguments(args)
-    from cachefs.cli import settings
+    from cachefs.cli import server_plans, settings
     from cachefs.cli.commands import mount
 
     chosen = settings.load_settings(arguments.flags, arguments.config_file)
     if arguments.fake:
-        mount.source_spec(arguments.source, chosen)
+        server_plans.source_spec(arguments.source, chosen)
         return 0
     return mount.perform(
         arguments.source,

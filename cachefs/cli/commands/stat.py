@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli import listing, names, output, settings
+from cachefs.cli import listing, names, output, settings, view_calls
 from cachefs.cli.commands.ls import shown
 from cachefs.cli.session import Target
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
@@ -33,6 +33,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
         row = listing.with_cached(server, [listing.Row(target.path, inode)])[0]
         facts = listing.document(row, target.record, shown(target, target.path))
         facts |= _more(target, server.namespace, inode)
+        facts |= view_calls.facts_at(server, target)
         code = server.warn_of_silent()
     if as_json:
         output.print_json(facts)
@@ -67,6 +68,8 @@ def _rows(facts: dict[str, Any], row: listing.Row, record: MountRecord) -> list[
         "etag": facts["etag"] or "-",
         "content": facts.get("content_id", "-"),
     }
+    if "view" in facts:
+        rows["view"] = facts["view"]
     if "target" in facts:
         rows["target"] = facts["target"]
     if row.inode.kind is not Kind.FILE:

@@ -156,7 +156,7 @@ def _master(chosen: Config) -> AdminClient:
 
 
 def _source(source: str, chosen: Config) -> UfsSpec:
-    from cachefs.cli.commands.mount import source_spec  # only `add` needs its imports
+    from cachefs.cli.server_plans import source_spec  # only `add` needs its imports
 
     if "://" not in source:
         raise BadConfig(f"not a source: {source!r}", remedy="write it as s3:// or file:///path")

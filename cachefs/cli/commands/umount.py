@@ -18,7 +18,9 @@ from cachefs.cli.commands import users
 from cachefs.cli.mounts import locate
 from cachefs.cli.namespaces import Holder
 from cachefs.cli.owners import find_record_and_home
-from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
+from cachefs.client.blocking import BlockingClient
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.fuse import mounting
 from cachefs.fuse.supervisor.stale_mount_cleanup import announce_mount_end
@@ -28,6 +30,7 @@ from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 CLIENT_END_S: Final = 20.0
 SUPERVISOR_END_S: Final = 5.0
 SERVER_END_S: Final = 30.0
+ASK_S: Final = 5.0  # for the status of the server
 LAZY_END_S: Final = 2.0  # files may stay open indefinitely
 BUSY_RETRY_S: Final = 1.0  # a user that is just ending
 _RETRY_PAUSE_S: Final = 0.1
@@ -92,7 +95,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         if supervisor_watch is not None and not supervisor_watch.ended(SUPERVISOR_END_S):
             return mount.mountpoint, f"its supervisor (pid {supervisor}) has not ended yet"
         home.remove_mount(mount.mountpoint, record.pid)
-        last = server_watch is not None and not _others(record, home)
+        last = not _others(record, home) and not _has_libraries(record.socket)
         if last and server_watch is not None and not server_watch.ended(SERVER_END_S):
             return mount.mountpoint, f"its server (pid {server_watch.pid}) has not ended yet"
     return mount.mountpoint, ""
@@ -164,6 +167,16 @@ def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> st
         path=record.mountpoint,
         remedy=f"look at its log, or end it: kill {record.pid}",
     )
+
+
+def _has_libraries(socket: str) -> bool:
+    """Returns whether programs read by the server without a mount: it runs on for them."""
+    try:
+        with BlockingClient.connect(socket) as client:
+            reply = client.call(m.Status(), ASK_S)
+    except (CacheFSError, OSError):
+        return False  # it has ended, or ends
+    return isinstance(reply, m.StatusReply) and bool(reply.status.get("libraries"))
 
 
 def _others(record: MountRecord, home: StateHome) -> bool:

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 
@@ -27,22 +27,16 @@ _MNT_DETACH, _NOFOLLOW = 2, 8
 _LIMIT_S: Final = 5.0  # for one namespace
 
 
-class Copy(NamedTuple):
-    """A copy of a cover, in the mount namespace of a process."""
-
-    pid: int
-    mount: Mount
-
-
-def remove(covers: Sequence[Mount], device: str) -> None:
-    """Unmounts the copies of removed covers in other mount namespaces. Logs what stays."""
-    trees = {(cover.device, cover.root) for cover in covers}
-    if not trees:
-        return
+def remove(cover: Mount) -> None:
+    """Unmounts the copies of a removed cover in other mount namespaces. Logs what stays."""
     for pid, mounts in _other_namespaces():
-        found = [Copy(pid, m) for m in mounts.covers if (m.device, m.root) in trees]
+        found = [one for one in mounts.covers if _shows_the_same(one, cover)]
         if found:
-            _unmount_in(pid, found)
+            _unmount_in(pid, [one.mountpoint for one in found])
+
+
+def _shows_the_same(one: Mount, cover: Mount) -> bool:
+    return (one.device, one.root) == (cover.device, cover.root)
 
 
 def _other_namespaces() -> Iterator[tuple[int, Mounts]]:
@@ -57,10 +51,9 @@ def _other_namespaces() -> Iterator[tuple[int, Mounts]]:
                     yield int(name), read_mounts(Path("/proc", name, "mountinfo"))
 
 
-def _unmount_in(pid: int, found: Sequence[Copy]) -> None:
-    paths = [copy.mount.mountpoint for copy in reversed(found)]
+def _unmount_in(pid: int, paths: list[str]) -> None:
     try:
-        _in_namespace(pid, functools.partial(_unmount_all, paths))
+        _in_namespace(pid, functools.partial(_unmount_all, paths[::-1]))
     except OSError as err:
         log.warning("cannot uncover %s in the mounts of process %d: %s", paths[0], pid, err)
 

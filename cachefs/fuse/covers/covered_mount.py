@@ -13,21 +13,24 @@ from collections.abc import Iterator
 from cachefs.core.errors import InUse, Stale
 from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.fuse.covers import copies, mount_calls
+from cachefs.fuse.covers.cover_records import CoverRecords, RecordedCover
 from cachefs.fuse.covers.mount_calls import PATH_ONLY, MountFlags
 from cachefs.fuse.covers.place import Place
 
 
 class CoveredMount:
-    """The mount of `device` (major:minor) at `mountpoint`."""
+    """The mount of `device` (major:minor; "": none yet) at `mountpoint`."""
 
-    def __init__(self, mountpoint: str, device: str) -> None:
+    def __init__(self, mountpoint: str, device: str, records: CoverRecords) -> None:
         self._mountpoint = mountpoint
+        self._records = records
         self.device = device
 
     def found(self) -> dict[int, Mount]:
-        """Returns the covers by view, none if the mount is gone or another one lies over it."""
-        mount, covers = self._read()
-        return {} if mount is None else {cover.view: cover for cover in covers}
+        """Returns the recorded covers by number, none if the mount is gone or another one lies over
+        it."""
+        _, covers = self._read()
+        return self._numbered(covers)
 
     def is_there(self) -> bool:
         return self._read()[0] is not None
@@ -36,18 +39,18 @@ class CoveredMount:
         """Returns whether a cover lies over the root of the mount."""
         return cover.mountpoint == self._mountpoint
 
-    def lay(self, view: int, tree: int, place: Place, ino: int) -> None:
-        """Covers a directory with (a part of) the tree that is open as `tree`, unless this view
-        covers it already. Closes `tree`. Raises Stale if another directory is at that place, InUse
-        if another mount is, OSError."""
+    def lay(self, number: int, tree: int, place: Place, ino: int) -> None:
+        """Covers a directory with (a part of) the tree that is open as `tree`, unless this cover is
+        there already. Closes `tree`. Raises Stale if another directory is at that place, InUse if
+        another mount is, OSError."""
         with _closing(tree):
-            self._lay(view, tree, place, ino)
+            self._lay(number, tree, place, ino)
 
-    def _lay(self, view: int, tree: int, place: Place, ino: int) -> None:
+    def _lay(self, number: int, tree: int, place: Place, ino: int) -> None:
         mount, covers = self._read()
         if mount is None:
             raise InUse("another mount lies over it", path=self._mountpoint)
-        if any(cover.view == view for cover in covers):
+        if number in self._numbered(covers):
             return
         path = os.path.join(self._mountpoint, os.fsdecode(place.inside)).rstrip("/")
         if any(f"{cover.mountpoint}/".startswith(f"{path}/") for cover in covers):
@@ -60,18 +63,43 @@ class CoveredMount:
             part = stack.enter_context(_closing(mount_calls.open_below(tree, place.part)))
             flags = MountFlags(mount.flags)
             clone = stack.enter_context(_closing(mount_calls.clone_read_only(part, flags)))
+            self._records.put(RecordedCover(number, mount_calls.mount_id(clone)))
             mount_calls.attach(clone, target)
 
-    def remove(self, view: int) -> None:
+    def remove(self, number: int) -> None:
         """Uncovers, in all mount namespaces. Does nothing without such a cover. Raises InUse if the
         cover is still there."""
-        _, covers = self._read()
-        removed = [cover for cover in covers if cover.view == view]
-        for cover in reversed(removed):
-            self._detach(cover)
-        if any(cover.view == view for cover in self._read()[1]):
+        cover = self.found().get(number)
+        if cover is not None:
+            self._remove(cover)
+        self._records.drop(number)
+
+    def has_unknown(self) -> bool:
+        return bool(self._unknown())
+
+    def remove_unknown(self) -> None:
+        """Removes covers without a record. Raises as `remove`."""
+        for cover in reversed(self._unknown()):
+            self._remove(cover)
+
+    def _unknown(self) -> list[Mount]:
+        covers = self._read()[1]
+        known = {cover.mount_id for cover in self._numbered(covers).values()}
+        return [cover for cover in covers if cover.mount_id not in known]
+
+    def _remove(self, cover: Mount) -> None:
+        self._detach(cover)
+        if any(one.mount_id == cover.mount_id for one in self._read()[1]):
             raise InUse("another mount lies over the cover", path=self._mountpoint)
-        copies.remove(removed, self.device)
+        copies.remove(cover)
+
+    def _numbered(self, covers: list[Mount]) -> dict[int, Mount]:
+        by_id = {cover.mount_id: cover for cover in covers}
+        return {
+            record.number: by_id[record.mount_id]
+            for record in self._records.read()
+            if record.mount_id in by_id
+        }
 
     def _detach(self, cover: Mount) -> None:
         """Unmounts a cover, unless the kernel has done so by now."""

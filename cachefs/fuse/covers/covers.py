@@ -8,6 +8,7 @@ loop. Cancellation leaves the covers for a successor, which finds them in mounti
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -42,14 +43,13 @@ class Server(Protocol):
 
 
 class Covers:
-    """The covers of one mount. `base`: the directory of the namespace that it shows.
-    `on_unmounted` is called when another program removed the cover of the mount's root: that was
-    an unmount of the path."""
+    """The covers of `mount`. `base`: the directory of the namespace that it shows. `on_unmounted`
+    is called when another program removed the cover of the mount's root: an unmount of the path."""
 
-    def __init__(self, base: bytes, on_unmounted: Callable[[], None]) -> None:
+    def __init__(self, mount: CoveredMount, base: bytes, on_unmounted: Callable[[], None]) -> None:
+        self.mount = mount
         self._base = base
         self._on_unmounted = on_unmounted
-        self._mount = CoveredMount("", "")  # none yet
         self._orders = Orders()
         self._ordered = trio.Event()
         self._known: dict[int, bool] = {}  # view -> its cover lies over the root of the mount
@@ -61,15 +61,13 @@ class Covers:
 
     # ---- sessions ----
 
-    def attached(self, server: Server, mount: CoveredMount | None = None) -> None:
+    def attached(self, server: Server) -> None:
         """Reports the covers of the mount to the server of a new session, before any request of
-        this client. A server that does not know covers has them removed. `mount`: if it is known
-        for the first time."""
+        this client. A server that does not know covers has them removed."""
         self._server = server
-        self._mount = mount or self._mount
         for order in self._orders.drop_covers():
             os.close(order.tree)
-        self._adopt(self._mount.found())
+        self._adopt(self.mount.found())
         for view in {*self._known, *self._in_progress()}:
             if server.knows_covers:
                 server.post(m.CoverChanged(view, covered=True))
@@ -77,7 +75,7 @@ class Covers:
                 self._put(RemoveOrder(view))
 
     def _adopt(self, found: dict[int, Mount]) -> None:
-        self._known = {view: self._mount.is_root(cover) for view, cover in found.items()}
+        self._known = {view: self.mount.is_root(cover) for view, cover in found.items()}
         self._missing.clear()
 
     def _in_progress(self) -> set[int]:
@@ -115,11 +113,8 @@ class Covers:
         log.info("view %d does not cover its directory: %s", view, cause)
         self._server.post(m.CoverChanged(view, covered=False, reason=cause))
 
-    async def run(self, mount: CoveredMount) -> None:
-        """Executes orders for a mount that this client serves, and watches its covers, until
-        cancelled."""
-        self._mount = mount
-        self._take_over(mount.found())
+    async def run(self) -> None:
+        """Executes orders and watches the covers, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             while True:
@@ -128,13 +123,6 @@ class Covers:
                 async with self._lock:
                     while (order := self._orders.next()) is not None:
                         await self._execute(order)
-
-    def _take_over(self, found: dict[int, Mount]) -> None:
-        """Reports what a predecessor did since `attached`."""
-        for view in found.keys() - self._known:
-            self._known[view] = self._mount.is_root(found[view])
-            self._server.post(m.CoverChanged(view, covered=True))
-        self._missing = dict.fromkeys(self._known.keys() - found, 0)
 
     async def _execute(self, order: Order) -> None:
         self._busy = order
@@ -149,29 +137,35 @@ class Covers:
     async def _lay(self, order: LayOrder) -> None:
         place = place_of(order.path, self._base)
         assert place is not None
-        try:
-            await trio.to_thread.run_sync(
-                self._mount.lay, order.view, order.tree, place, order.ino, abandon_on_cancel=True
-            )
-        except (CacheFSError, OSError) as err:
+        lay = functools.partial(self.mount.lay, order.view, order.tree, place, order.ino)
+        failure = await self._try(lay)
+        if failure:
             self._known.pop(order.view, None)
-            return self._report(order.view, _cause(err))
+            return self._report(order.view, failure)
         self._known[order.view] = not place.inside
         self._missing.pop(order.view, None)
         self._server.post(m.CoverChanged(order.view, covered=True))
-        log.info("covered %s with view %d", os.fsdecode(order.path) or "the root", order.view)
+        log.info("covered %s", os.fsdecode(order.path) or "the root")
 
     async def _remove(self, view: int) -> None:
         """Uncovers. A cover that cannot be removed is not reported: the server then empties the
         tree at its deadline."""
-        try:
-            await trio.to_thread.run_sync(self._mount.remove, view, abandon_on_cancel=True)
-        except (CacheFSError, OSError) as err:
-            return log.error("view %d cannot be uncovered: %s", view, _cause(err))
+        failure = await self._try(functools.partial(self.mount.remove, view))
+        if failure:
+            return log.error("a cover cannot be removed: %s", failure)
         self._known.pop(view, None)
         self._missing.pop(view, None)
         self._server.post(m.CoverChanged(view, covered=False))
-        log.info("uncovered view %d", view)
+
+    async def _try(self, act: Callable[[], None]) -> str:
+        """Calls `act` in a thread. Returns the cause of its failure, or ""."""
+        try:
+            await trio.to_thread.run_sync(act, abandon_on_cancel=True)
+        except CacheFSError as err:
+            return err.one_line()
+        except OSError as err:
+            return err.strerror or str(err)
+        return ""
 
     # ---- covers that others remove ----
 
@@ -179,17 +173,26 @@ class Covers:
         with MountChanges() as changes:
             while True:
                 await trio.sleep(WATCH_S)
-                if self._known and (changes.seen() or self._missing):
+                if changes.seen() or self._missing:
                     async with self._lock:
-                        self._compare(self._mount.found())
+                        await self._look()
+
+    async def _look(self) -> None:
+        if self.mount.has_unknown():
+            await self._try(self.mount.remove_unknown)
+        self._compare(self.mount.found())
 
     def _compare(self, found: dict[int, Mount]) -> None:
-        """Reports covers that are missing for the `LOOKS`th time."""
+        """Reports covers that a predecessor laid, and those that are missing for the `LOOKS`th
+        time."""
+        for view in found.keys() - self._known:
+            self._known[view] = self.mount.is_root(found[view])
+            self._server.post(m.CoverChanged(view, covered=True))
         missing = {view: self._missing.get(view, 0) + 1 for view in self._known.keys() - found}
         self._missing = {view: looks for view, looks in missing.items() if looks < LOOKS}
         for view in missing.keys() - self._missing:
             was_root = self._known.pop(view)
-            if was_root and self._mount.is_there():
+            if was_root and self.mount.is_there():
                 log.info("stopping: another program unmounted the cover of the mount point")
                 return self._on_unmounted()
             self._report(view, "the kernel or another program removed the cover")
@@ -212,7 +215,3 @@ class Covers:
             async with self._lock:
                 for view in list(self._known):
                     await self._remove(view)
-
-
-def _cause(err: CacheFSError | OSError) -> str:
-    return err.one_line() if isinstance(err, CacheFSError) else err.strerror or str(err)

@@ -18,7 +18,6 @@ from cachefs.fuse.kernel import codec
 
 _NS: Final = 10**9
 _SECONDS_MASK: Final = (1 << 64) - 1  # times before 1970 are two's complement
-_TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
 _NO_ATTRIBUTES: Final[tuple[int, ...]] = (0,) * 16
 _DOTS: Final = frozenset((b".", b".."))
 _NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel uses only the name
@@ -38,8 +37,8 @@ class Attributes:
         self, defaults: Defaults, current: Callable[[int], int], *, generations: bool = True
     ) -> None:
         self._defaults = defaults
-        self._current = current
-        self._generation_bits = (1 << 64) - 1 if generations else 0
+        self.current = current
+        self.generation_bits = (1 << 64) - 1 if generations else 0
 
     def entry_reply(self, unique: int, found: m.Found) -> bytes:
         """Returns the reply to LOOKUP. A nodeid of 0 makes the kernel cache a missing name."""
@@ -50,7 +49,7 @@ class Attributes:
         nodeid = generation = 0
         attributes = _NO_ATTRIBUTES
         if inode is not None:
-            nodeid, generation = self._identity(inode)
+            nodeid, generation = self.identity(inode)
             attributes = self._attr(inode)
         return codec.ENTRY_REPLY.pack(
             codec.ENTRY_REPLY.size, 0, unique,
@@ -65,7 +64,7 @@ class Attributes:
 
     def dirent(self, entry: Entry) -> bytes:
         inode = entry.inode
-        kind = self._defaults.mode(inode) >> _TYPE_SHIFT
+        kind = self._defaults.mode(inode) >> codec.TYPE_SHIFT
         return codec.dirent(inode.ino, entry.cookie, kind, entry.name)
 
     def direntplus(self, entry: Entry) -> bytes:
@@ -73,16 +72,16 @@ class Attributes:
         if name in _DOTS:
             return _NO_ENTRY + self.dirent(entry)
         seconds, ns = time_out(valid_for_s)
-        nodeid, generation = self._identity(inode)
+        nodeid, generation = self.identity(inode)
         head = codec.ENTRY_OUT.pack(
             nodeid, generation, seconds, seconds, ns, ns, *self._attr(inode)
         )
         return head + self.dirent(entry)
 
-    def _identity(self, inode: Inode) -> tuple[int, int]:
+    def identity(self, inode: Inode) -> tuple[int, int]:
         """Returns (nodeid, generation). Only files have incarnations."""
-        nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
-        return nodeid, inode.nonce & self._generation_bits
+        nodeid = self.current(inode.ino) if inode.kind is Kind.FILE else inode.ino
+        return nodeid, inode.nonce & self.generation_bits
 
     def _attr(self, inode: Inode) -> tuple[int, ...]:
         seconds, ns = divmod(inode.mtime_ns, _NS)

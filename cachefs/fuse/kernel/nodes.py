@@ -56,6 +56,10 @@ class Nodes:
         """Returns the nodeid to which names of the ino lead."""
         return self._current.get(ino) or ino
 
+    def has_moved(self) -> bool:
+        """Returns whether `current` of some ino is another nodeid."""
+        return bool(self._current)
+
     def is_open(self, ino: int) -> bool:
         """Returns whether any incarnation of the ino is open."""
         return ino in self._open or ino in self._open_moved

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import trio
@@ -18,17 +18,19 @@ import trio
 from cachefs.core.errors import Interrupted, ProtocolError, Unsupported
 from cachefs.core.model import MAX_NAME_BYTES
 from cachefs.fuse.attributes import NOMINAL_BYTES, NOMINAL_FILES, PREFERRED_IO_BYTES
-from cachefs.fuse.directories import Entry
+from cachefs.fuse.directories import Entries
 from cachefs.fuse.errnos import Errnos
 from cachefs.fuse.interrupts import Interrupts, has_signal, read_status
 from cachefs.fuse.kernel import codec, splice
 from cachefs.fuse.kernel.attributes import Attributes
 from cachefs.fuse.kernel.codec import HEADER_BYTES, UNIQUE_MASK, Notify, Op
 from cachefs.fuse.kernel.device import Device, Unmounted
+from cachefs.fuse.kernel.listing_replies import ListingReplies
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.opens import Opens
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.kernel_cache import KernelCache
+from cachefs.fuse.orders import COMMANDS as ORDER_COMMANDS
 from cachefs.fuse.runs import CoroutineRunner, RunningRequest
 from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
@@ -78,6 +80,8 @@ class KernelSession:
         self._attributes = Attributes(
             vfs.defaults, self.opens.nodes.current, generations=table.has_nonces
         )
+        nodes = self.opens.nodes
+        self._listings = ListingReplies(self._attributes, vfs.defaults, nodes.has_moved)
         self._kernel_cache = KernelCache(self._invalidate_entry, self._distrust_all)
         self._waiting: dict[int, Waiting] = {}
         self._handlers = self._table_of_handlers()
@@ -325,17 +329,9 @@ class KernelSession:
     async def _listed(self, op: Op, unique: int, fh: int, cookie: int, size: int) -> bytes:
         return self._listing(op, unique, await self._vfs.readdir(fh, cookie), size)
 
-    def _listing(self, op: Op, unique: int, entries: Iterator[Entry], size: int) -> bytes:
-        pack = self._attributes.dirent if op is Op.READDIR else self._attributes.direntplus
-        parts = [b""]
-        room = size
-        for entry in entries:
-            record = pack(entry)
-            room -= len(record)
-            if room < 0:
-                break
-            parts.append(record)
-        data = b"".join(parts)
+    def _listing(self, op: Op, unique: int, entries: Entries, size: int) -> bytes:
+        encode = self._listings.names if op is Op.READDIR else self._listings.plus
+        data = encode(entries, size)
         return codec.data_header(unique, len(data)) + data
 
     def _releasedir(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
@@ -351,12 +347,22 @@ class KernelSession:
     def _refuse_write(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         self._vfs.refuse_write()
 
-    def _ioctl(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
-        """Refuses the commands that change a file; no other command is supported."""
-        _, _, command, *_ = codec.IOCTL_IN.unpack_from(self._buffer, HEADER_BYTES)
+    def _ioctl(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        """Takes announcements of orders on a directory. Refuses the commands that change a file; no
+        other command is supported."""
+        _, flags, command, _, size, _ = codec.IOCTL_IN.unpack_from(self._buffer, HEADER_BYTES)
         if command in _CHANGING_IOCTLS:
             self._vfs.refuse_write()
-        return codec.error_reply(unique, errno.ENOTTY)
+        if command not in ORDER_COMMANDS or not flags & codec.IOCTL_DIR:
+            return codec.error_reply(unique, errno.ENOTTY)
+        start = HEADER_BYTES + codec.IOCTL_IN.size
+        argument = bytes(memoryview(self._buffer)[start : min(start + size, length)])
+        uid = codec.IN_HEADER.unpack_from(self._buffer)[4]
+        answer = self._vfs.orders.answer(command, uid, argument)
+        return self._later(Op.IOCTL, unique, pid, self._answered_ioctl(unique, answer))
+
+    async def _answered_ioctl(self, unique: int, answer: Awaitable[bytes]) -> bytes:
+        return codec.ioctl_reply(unique, await answer)
 
     def _init(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         raise Unsupported("INIT is answered when the file system is mounted, once")

@@ -12,7 +12,7 @@ import logging
 import re
 import struct
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -64,7 +64,8 @@ class Question(NamedTuple):
 class AdminApp:
     """The handler of requests below `API`. `backends` returns one per namespace; the first is the
     default. `authorize`: as `Guard.caller`. `on_loopback`: the app refuses other host names. It
-    calls `on_failure(code)` for each failure."""
+    calls `on_failure(code)` for each failure, and `accepted(connection)` for one whose secret of a
+    source was right."""
 
     def __init__(
         self,
@@ -73,11 +74,13 @@ class AdminApp:
         *,
         on_loopback: bool,
         on_failure: Callable[[str], None] = lambda code: None,
+        accepted: Callable[[Hashable], None] = lambda connection: None,
     ) -> None:
         self._backends = backends
         self._authorize = authorize
         self._on_loopback = on_loopback
         self._on_failure = on_failure
+        self._accepted = accepted
         self._in_flight = 0
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
@@ -132,7 +135,10 @@ class AdminApp:
             _key(request),
             token_of(request.headers.get(HEADER)) if has_secret else "",
         )
-        return _reply(await asked.route.handler(at))
+        reply = await asked.route.handler(at)
+        if has_secret:
+            self._accepted(request.protocol)
+        return _reply(reply)
 
     def _check_host(self, request: web.BaseRequest) -> None:
         if self._on_loopback and not is_loopback_name(request.headers.get("Host", "")):

@@ -269,19 +269,28 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
+# Each route with the segments of its path, and the name of the parameter that a segment is, or "".
+_PATTERNS: Final = [
+    (
+        route,
+        [
+            (text, found[1] if (found := _PARAMETER.fullmatch(text)) else "")
+            for text in route.path.split("/")[1:]
+        ],
+    )
+    for route in ROUTES
+]
 
 
-def match(path: str, segments: list[str]) -> dict[str, str] | None:
+def _match(wanted: list[tuple[str, str]], segments: list[str]) -> dict[str, str] | None:
     """Returns the parameters of a route's path, or None if the segments do not match it."""
-    wanted = path.split("/")[1:]
     if len(wanted) != len(segments):
         return None
     found = {}
-    for name, segment in zip(wanted, segments, strict=True):
-        parameter = _PARAMETER.fullmatch(name)
-        if parameter is not None:
-            found[parameter[1]] = segment
-        elif name != segment:
+    for (text, parameter), segment in zip(wanted, segments, strict=True):
+        if parameter:
+            found[parameter] = segment
+        elif text != segment:
             return None
     return found
 
@@ -290,7 +299,9 @@ def find(segments: list[str]) -> list[tuple[Route, dict[str, str]]]:
     """Returns the routes that match a path below `API`, with its parameters: only those with the
     fewest parameters."""
     found = [
-        (route, params) for route in ROUTES if (params := match(route.path, segments)) is not None
+        (route, params)
+        for route, wanted in _PATTERNS
+        if (params := _match(wanted, segments)) is not None
     ]
     fewest = min((len(params) for _, params in found), default=0)
     return [one for one in found if len(one[1]) == fewest]

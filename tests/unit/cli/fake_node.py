@@ -41,6 +41,10 @@ class FakeNode:
         self.namespace = NAMESPACE
         self.status: dict[str, Any] = {"processes": [], "mounts": []}
         self.failure: errors.CacheFSError | None = None
+        self.covers = False  # the server knows views
+        self.views: list[m.ViewStatus] = []  # answers to Freeze, one after the other
+        self.frozen: list[tuple[bytes, bool]] = []
+        self.thawed: list[bytes] = []
         self.stopped = threading.Event()
         self._policies = PolicyTable()
 
@@ -60,7 +64,15 @@ class FakeNode:
             return m.failure_of(self.failure)
         match body:
             case m.Hello():
-                return m.Welcome(os.getpid())
+                return m.Welcome(os.getpid(), covers=self.covers)
+            case m.Freeze(path=path):
+                self.frozen.append((path, body.wait))
+                return m.ViewTable([self.views.pop(0) if len(self.views) > 1 else self.views[0]])
+            case m.Thaw(path=path):
+                self.thawed.append(path)
+                return m.Done()
+            case m.ListViews():
+                return m.ViewTable(self.views)
             case m.Attach():
                 return m.Attached(self.namespace, self.inodes[b""])
             case m.Resolve():

@@ -224,7 +224,7 @@ def test_a_document_of_a_users_server_says_nothing_of_the_mount(
     """Nor does one of other types break the list of all mounts, or write to the terminal."""
     table = Mounts([mount_of(USER), mount_of(0, "/mnt/own")])
     monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
-    monkeypatch.setattr("cachefs.cli.commands.status.is_dead", lambda _: False)
+    monkeypatch.setattr("cachefs.cli.commands.status.is_unserved", lambda _, record: False)
     odd: dict[str, object] = {
         "source": "cachefs://10.0.0.9:1",
         "mountpoint": "\x1b[2J",

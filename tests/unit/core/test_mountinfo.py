@@ -49,32 +49,33 @@ def test_the_mounts_of_this_process() -> None:
     assert mounts.layers("/not/there") == 0
 
 
+TREE = b"/cache/views/00000000000000"
 COVERED = (
     INFO
-    + rb"""96 90 8:1 /cache/views/7 /mnt/data/train ro,nosuid - ext4 /dev/sda rw
-97 96 8:1 /cache/views/8/sub /mnt/data/train ro - ext4 /dev/sda rw
-98 92 8:1 /cache/views/9 /mnt/with\040space\134 ro - ext4 /dev/sda rw
-99 90 8:1 /cache/views/1/views/2 /mnt/data/odd ro - ext4 /dev/sda rw
-100 90 8:1 /cache/views/3 /mnt/data/writable rw - ext4 /dev/sda rw
-101 27 8:1 /cache/views/7 /data ro - ext4 /dev/sda rw
-"""
+    + rb"""96 90 8:1 TREE07 /mnt/data/train ro,nosuid - ext4 /dev/sda rw
+97 96 8:1 TREE08/sub /mnt/data/train ro - ext4 /dev/sda rw
+98 92 8:1 TREE09 /mnt/with\040space\134 ro - ext4 /dev/sda rw
+99 90 8:1 /cache/views/12 /mnt/data/odd ro - ext4 /dev/sda rw
+100 90 8:1 TREE0a /mnt/data/writable rw - ext4 /dev/sda rw
+101 27 8:1 TREE07 /data ro - ext4 /dev/sda rw
+""".replace(b"TREE", TREE)
 )
 
 
 def test_covers_are_kept_apart() -> None:
     mounts = Mounts(parse_mountinfo(COVERED))
-    assert [(m.mountpoint, m.view) for m in mounts.covers] == [
-        ("/mnt/data/train", 7),
-        ("/mnt/data/train", 8),
-        ("/mnt/with space\\", 9),
+    assert [(m.mountpoint, m.root[-6:]) for m in mounts.covers] == [
+        ("/mnt/data/train", "000007"),
+        ("/mnt/data/train", "08/sub"),
+        ("/mnt/with space\\", "000009"),
     ]
     data = mounts.at("/mnt/data")
     assert data is not None
-    assert [m.view for m in mounts.covers_of(data)] == [7, 8]
+    assert [m.mount_id for m in mounts.covers_of(data)] == ["96", "97"]
     covered = mounts.at("/mnt/with space\\")
     assert covered is not None
     assert covered.is_cachefs
-    assert [m.view for m in mounts.covers_of(covered)] == [9]
+    assert [m.mount_id for m in mounts.covers_of(covered)] == ["98"]
     assert mounts.at("/mnt/data/train") is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cachefs.core.invalidation_log import InvalidationLog
 from cachefs.core.model import Inode, Kind
 from cachefs.core.two_generation_map import TwoGenerationMap
-from cachefs.fuse.dentries import MetadataCache, encode_inode
+from cachefs.fuse.dentries import MetadataCache, decode_inodes, encode_inode
 
 
 def put(cache: MetadataCache, parent: int, name: bytes, inode: Inode, expires_at: float) -> None:
@@ -88,3 +88,43 @@ def test_what_is_noted_is_bounded_on_the_safe_side() -> None:
         noted.note(2, b"%d" % number)
     assert noted.is_outdated(asked_at, 1, b"first")
     assert noted.is_outdated(asked_at, 1, b"never noted"), "not told apart any more: distrusted"
+
+
+def test_a_page_is_recorded_like_its_rows_one_by_one() -> None:
+    rows = [(b"f%d" % n, Inode(10 + n, Kind(1 + n % 3), size=n)) for n in range(30)]
+    listed = [(name, inode, encode_inode(inode)) for name, inode in rows]
+    page, single = MetadataCache(1000), MetadataCache(1000)
+    page.put_listing(1, listed, 10.0)
+    for name, inode in rows:
+        put(single, 1, name, inode, 10.0)
+        if inode.kind is Kind.DIRECTORY:
+            single.put_parent(inode.ino, 1)
+    for cache in (page, single):
+        for name, inode in rows:
+            assert cache.lookup(1, name, 4.0) == (inode, 6.0)
+            assert cache.current(inode.ino, 4.0) == (inode, 6.0)
+            assert cache.parent(inode.ino) == (1 if inode.kind is Kind.DIRECTORY else inode.ino)
+
+
+def test_only_other_records_of_known_inos_count_as_changed() -> None:
+    cache = MetadataCache(100)
+    put(cache, 1, b"a", Inode(7, Kind.FILE, nonce=1), 10.0)
+    put(cache, 1, b"b", Inode(8, Kind.FILE, nonce=1), 10.0)
+    other = Inode(7, Kind.FILE, nonce=2)
+    rows = [(b"a", other), (b"b", Inode(8, Kind.FILE, nonce=1)), (b"c", Inode(9, Kind.FILE))]
+    listed = [(name, inode, encode_inode(inode)) for name, inode in rows]
+    assert cache.changed(listed) == [other]
+
+
+def test_pages_keep_the_cache_bounded() -> None:
+    cache = MetadataCache(100)
+    for first in range(0, 5000, 40):
+        inodes = [Inode(10 + first + n, Kind.FILE) for n in range(40)]
+        cache.put_listing(1, [(b"f%d" % i.ino, i, encode_inode(i)) for i in inodes], 10.0)
+        assert max(cache.sizes()) <= 100
+
+
+def test_records_are_decoded_together() -> None:
+    inodes = [Inode(10 + n, Kind.FILE, etag="x" * n) for n in range(300)]
+    assert decode_inodes([encode_inode(inode) for inode in inodes]) == inodes
+    assert decode_inodes([]) == []

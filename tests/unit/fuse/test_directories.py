@@ -15,7 +15,6 @@ from cachefs.fuse.directories import (
     FetchPage,
     Mark,
     Page,
-    Row,
     cookie_of,
 )
 
@@ -25,8 +24,9 @@ PAGE = 5
 def page_of(names: list[bytes], mark: Mark) -> Page:
     """What a server lists after an order key."""
     after = [name for name in names if name > mark.after] if mark.after else names
-    rows = [Row(name, Inode(1, Kind.FILE)) for name in after[:PAGE]]
-    return Page(mark.start, rows, rows[-1].name if len(after) > PAGE else b"", 0.0, 0)
+    shown = after[:PAGE]
+    inodes = [Inode(1, Kind.FILE)] * len(shown)
+    return Page(mark.start, shown, inodes, shown[-1] if len(after) > PAGE else b"", 0.0, 0)
 
 
 def next_rows(handle: DirectoryHandle, names: list[bytes], cookie: int) -> list[tuple[bytes, int]]:
@@ -37,8 +37,7 @@ def next_rows(handle: DirectoryHandle, names: list[bytes], cookie: int) -> list[
             page = handle.page
             assert page is not None
             first = page.start + place + DOTS + 1
-            rows = page.rows[place:]
-            return [(row.name, cookie_of(n, row.name)) for n, row in enumerate(rows, first)]
+            return [(name, cookie_of(n, name)) for n, name in enumerate(page.names[place:], first)]
         handle.put(page_of(names, place.mark))
         place = handle.first_row() if place.exactly else handle.position(cookie)
     raise AssertionError("no end")
@@ -113,7 +112,7 @@ def test_a_seek_back_after_a_removal_finds_its_entry() -> None:
 def test_marks_are_bounded() -> None:
     handle = DirectoryHandle(1, 0)
     for number in range(20_000):
-        handle.put(Page(number, [Row(b"a", Inode(1, Kind.FILE))], b"k%d" % number, 0.0, 0))
+        handle.put(Page(number, [b"a"], [Inode(1, Kind.FILE)], b"k%d" % number, 0.0, 0))
     assert len(handle.marks) <= 4096
     assert handle.mark_before(15_000).start <= 15_000
     assert handle.mark_before(0) == Mark(0, b"")

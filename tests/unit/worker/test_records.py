@@ -28,8 +28,19 @@ from worker.store.records import (
     encode_file,
     encode_header,
     encode_meta,
+    failed,
     next_start,
     synced,
+)
+from worker.store.view_records import (
+    NameRecord,
+    ViewRecord,
+    decode_name,
+    decode_view,
+    directory_key,
+    encode_name,
+    encode_view,
+    split_name_key,
 )
 
 # Written by format 1. They must decode for as long as format 1 is supported.
@@ -45,6 +56,19 @@ GOLDEN_HEADER = bytes.fromhex(
     "4346535449455200" "00000001" + "74" * 16 + "62" * 16 + "0000000000000007" "0000000000000005"
     "00000001" "0000000000000001" "0000000000000003" "5b9c24eba073d2bb"
 )  # fmt: skip
+
+GOLDEN_HEADER_OF_VIEWS = bytes.fromhex(
+    "4346535449455200" "00000002" + "74" * 16 + "62" * 16 + "0000000000000007" "0000000000000005"
+    "00000001" "0000000000000001" "0000000000000003" "05e0141500944248"
+)  # fmt: skip
+GOLDEN_VIEW = bytes.fromhex(
+    "9bc4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec407747261696e2fff94cd03e864cd01a4cd01edc3"
+    "4d050ccd100003c202"
+)
+GOLDEN_NAME = bytes.fromhex(
+    "990901c4246b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b"
+    "6bcd01a4cd03e864ffcd1000c400"
+)
 
 
 class _Earlier(msgspec.Struct, frozen=True, array_like=True):
@@ -129,9 +153,32 @@ def test_junk_is_no_header(data: bytes) -> None:
 
 def test_a_newer_format_is_not_touched() -> None:
     data = bytearray(GOLDEN_HEADER)
-    data[11] = 2
-    with pytest.raises(BadConfig, match="format 2"):
+    data[11] = 3
+    with pytest.raises(BadConfig, match="format 3"):
         decode_header(bytes(data))
+
+
+def test_the_header_of_a_tier_with_views_is_of_format_2() -> None:
+    """So an earlier version, which would evict files of views, refuses the tier."""
+    header = Header(b"t" * 16, b"b" * 16, 7, 5, ((1, 3),), views=True)
+    assert encode_header(header) == GOLDEN_HEADER_OF_VIEWS
+    assert decode_header(GOLDEN_HEADER_OF_VIEWS) == header
+    for later in (next_start(header, b"c" * 16), synced(header, 9), failed(header, 9)):
+        assert later.views
+
+
+def test_records_of_views_decode() -> None:
+    view = ViewRecord(
+        b"n" * 16, b"train/\xff", (1000, 100, 0o644, 0o755), True, 77, 5, 12, 4096, 3, False, 2
+    )
+    assert decode_view(GOLDEN_VIEW) == view
+    assert encode_view(view) == GOLDEN_VIEW
+    name = NameRecord(9, 1, b"k" * 36, 0o644, 1000, 100, -1, 4096)
+    assert decode_name(GOLDEN_NAME) == name
+    assert encode_name(name) == GOLDEN_NAME
+    key = directory_key(7, 2) + b"c/"
+    assert key == bytes.fromhex("00000000000000070000000000000002") + b"c/"
+    assert split_name_key(key) == (7, 2, b"c/")
 
 
 @given(st.lists(st.sampled_from(["record", "sync", "half sync", "restart", "crash"]), max_size=80))

@@ -26,11 +26,16 @@ def status_tree() -> dict[str, Any]:
     }  # fmt: skip
     mount = {"mountpoint": "/mnt", "counters": {"reads": 11}}
     loading = {"files_in_hand": 7}
+    views = {
+        "covers": 4, "covered_s": 2.5, "uncovers": {"changed": 3}, "files": 12, "bytes": 9000,
+        "rows": [{"state": "covered", "covers": 2}, {"state": "waiting", "covers": 0}],
+    }  # fmt: skip
     return {
         "cache": cache,
         "passthrough_bytes": 600,
         "ahead_files": 3,
         "takeovers": {"/mnt": 2},
+        "views": views,
         "mounts": [mount, {}],
         "sources": [{"source": "s3://b", "origin": {"connections": 12, "handshakes": 11}}],
         "loading": loading,
@@ -80,6 +85,14 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_loading_files") == 7
     assert value("worker_ahead_files_total") == 3
     assert value("worker_takeovers_total", mountpoint="/mnt") == 2
+    assert value("worker_views", state="covered") == 1
+    assert value("worker_views", state="ready") == 0
+    assert value("worker_view_files") == 12
+    assert value("worker_view_bytes") == 9000
+    assert value("worker_view_mounts") == 2
+    assert value("worker_view_covers_total") == 4
+    assert value("worker_view_uncovers_total", reason="changed") == 3
+    assert value("worker_view_covered_seconds_total") == 2.5
     assert value("client_events_total", mountpoint="/mnt", event="reads") == 11
 
 

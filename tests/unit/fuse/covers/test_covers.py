@@ -16,6 +16,7 @@ from cachefs.core.errors import Stale
 from cachefs.core.model import NamespaceId
 from cachefs.core.mountinfo import Mount
 from cachefs.fuse.covers import covers as covers_module
+from cachefs.fuse.covers.cover_records import CoverRecords, RecordedCover
 from cachefs.fuse.covers.covered_mount import CoveredMount
 from cachefs.fuse.covers.covers import Covers
 from cachefs.fuse.covers.orders import MAX_COVERS
@@ -28,7 +29,7 @@ class MountInMemory(CoveredMount):
     """Stands for the kernel. Every call waits for `gate`."""
 
     def __init__(self) -> None:
-        super().__init__("/mnt", "0:50")
+        super().__init__("/mnt", "0:50", CoverRecords(Path("/nowhere/covers")))
         self.covers: dict[int, Mount] = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -36,6 +37,9 @@ class MountInMemory(CoveredMount):
 
     def found(self) -> dict[int, Mount]:
         return dict(self.covers)
+
+    def has_unknown(self) -> bool:
+        return False
 
     def is_there(self) -> bool:
         return True
@@ -75,7 +79,7 @@ class Rig:
         self.mount = MountInMemory()
         self.server = Heard()
         self.unmounted = 0
-        self.covers = Covers(b"", self._on_unmounted)
+        self.covers = Covers(self.mount, b"", self._on_unmounted)
         self.covers.attached(self.server)
 
     def _on_unmounted(self) -> None:
@@ -96,11 +100,12 @@ def run(check: Callable[[Rig], Awaitable[None]]) -> None:
         rig = Rig()
         before = len(os.listdir("/proc/self/fd"))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(rig.covers.run, rig.mount)
+            nursery.start_soon(rig.covers.run)
             await check(rig)
             rig.mount.gate.set()
             nursery.cancel_scope.cancel()
-        assert len(os.listdir("/proc/self/fd")) == before
+        # A thread that was abandoned may still close its descriptor.
+        await rig.until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
     trio.run(main)
 
@@ -249,16 +254,17 @@ def test_the_end_removes_all_covers_and_refuses_more() -> None:
     run(check)
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_successor_reports_what_it_finds() -> None:
     async def main() -> None:
         mount = MountInMemory()
         mount.covers[4] = Mount("8:1", "/views/4", "/mnt/a", "ext4", "/dev/sda", ())
-        server, covers = Heard(), Covers(b"", lambda: None)
-        covers.attached(server, mount)
+        server, covers = Heard(), Covers(mount, b"", lambda: None)
+        covers.attached(server)
         assert server.pairs() == [(4, True)]
         mount.covers[5] = Mount("8:1", "/views/5", "/mnt/b", "ext4", "/dev/sda", ())
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(covers.run, mount)
+            nursery.start_soon(covers.run)
             with trio.fail_after(10):
                 while len(server.said) < 2:
                     await trio.sleep(0.001)
@@ -269,10 +275,28 @@ def test_a_successor_reports_what_it_finds() -> None:
 
 
 def test_a_tree_that_the_mount_does_not_show_is_refused(tmp_path: Path) -> None:
-    server, covers = Heard(), Covers(b"mounted", lambda: None)
+    server, covers = Heard(), Covers(MountInMemory(), b"mounted", lambda: None)
     covers.attached(server)
     tree = os.open(tmp_path, os.O_PATH)
     covers.cover(m.Cover(1, NAMESPACE, 5, b"elsewhere"), tree)
     assert server.pairs() == [(1, False)]
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(tree)
+
+
+def test_records_say_which_mount_is_which_cover(tmp_path: Path) -> None:
+    records = CoverRecords(tmp_path / "a.covers")
+    assert records.read() == []
+    records.put(RecordedCover(1, "90"))
+    records.put(RecordedCover(2, "91"))
+    records.put(RecordedCover(3, "90"))  # the kernel uses the id again
+    assert CoverRecords(tmp_path / "a.covers").read() == [
+        RecordedCover(2, "91"),
+        RecordedCover(3, "90"),
+    ]
+    records.drop(2)
+    records.drop(3)
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "a.covers").write_bytes(b"[[1")
+    assert records.read() == []
+    records.clear()

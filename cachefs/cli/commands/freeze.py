@@ -1,0 +1,64 @@
+"""`cachefs freeze`: lets the kernel alone show a directory that is complete here."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings, view_calls
+from cachefs.cli.session import Session, Target
+from cachefs.core import messages as m
+from cachefs.core.messages import ViewStatus
+
+
+@click.command("freeze")
+@click.argument("path")
+@click.option("--wait", is_flag=True, help="Wait until it is covered; exit code 1 if it cannot be.")
+@settings.setting_flags("freeze")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str, wait: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> int:
+    """Load and pin the directory PATH, and let the kernel alone show it: its files are then read
+    like those of a local directory.
+
+    \b
+    cachefs freeze /mnt/data/train --wait
+    cachefs views /mnt/data
+
+    A change at the origin is shown as before: the directory is uncovered, changed, and covered
+    again when it is quiet."""
+    with view_calls.opened(path, flags, config_file) as (session, target):
+        view_calls.check(session)
+        view = _freeze(session, target, wait=wait)
+    failed = wait and view.state != view_calls.COVERED
+    if as_json:
+        output.print_json(view_calls.document(view, target))
+    elif failed:
+        text = f"{target.shown()} is frozen but not covered: {_reason(view)}"
+        click.echo(f"cachefs: {text}", err=True)
+    else:
+        click.echo(f"OK, {target.shown()}: {view_calls.text_of(view)}{_hint(view, target)}")
+    return int(failed)
+
+
+def _freeze(session: Session, target: Target, *, wait: bool) -> ViewStatus:
+    """Repeats the request, which the server answers within 10 s, until the view is finished."""
+    body = m.Freeze(session.namespace, target.in_namespace, wait)
+    while True:
+        (view,) = session.call(body, m.ViewTable).views
+        if not wait or view.state not in view_calls.UNFINISHED:
+            return view
+
+
+def _reason(view: ViewStatus) -> str:
+    return output.line_of(view.reason) or f"its state is {view.state}"
+
+
+def _hint(view: ViewStatus, target: Target) -> str:
+    if view.state == view_calls.COVERED:
+        return ""
+    return f"; `cachefs views {shlex.quote(target.record.mountpoint)}` shows its progress"

@@ -1,0 +1,59 @@
+"""`cachefs views`: the frozen directories, and whether the kernel alone shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings, view_calls
+from cachefs.cli.owners import all_records
+from cachefs.cli.session import Target, attached
+from cachefs.core.mountinfo import read_mounts
+from cachefs.core.units import format_size
+
+_HEAD = ["path", "state", "since", "files", "size", "mounts", "reason"]
+
+
+@click.command("views")
+@click.argument("path", required=False)
+@settings.setting_flags("views")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> None:
+    """List the frozen directories of the mount of PATH, or of all mounts.
+
+    \b
+    cachefs views
+    cachefs views /mnt/data
+    """
+    if path is not None:
+        with view_calls.opened(path, flags, config_file) as (session, target):
+            found = [(view, target) for view in view_calls.views_of(session)]
+    else:
+        found = []
+        home = settings.state_home(settings.load_settings(flags, config_file))
+        for record in all_records(read_mounts().ours(), home):
+            with attached(record) as session:
+                target = Target(record, b"")
+                found += [(view, target) for view in view_calls.views_of(session)]
+    if as_json:
+        return output.print_json([view_calls.document(*one) for one in found])
+    if not found:
+        return click.echo("no directory is frozen; `cachefs freeze DIR` freezes one")
+    rows = [
+        [
+            view_calls.document(view, target)["path"],
+            view.state,
+            view_calls.since(view),
+            f"{view.files:,}",
+            format_size(view.size_bytes),
+            str(view.covers),
+            output.line_of(view.reason),
+        ]
+        for view, target in found
+    ]
+    for line in output.columns([_HEAD, *rows], right=(3, 4, 5)):
+        click.echo(line.rstrip())

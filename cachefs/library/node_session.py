@@ -1,0 +1,244 @@
+"""A process's session with a node's server: connects, attaches a source, reconnects, passes events.
+
+One session serves all threads of a process. A forked child closes its copy of the socket and
+connects by itself. `epoch` counts connections: the server's handles belong to one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import cachefs
+from cachefs.client.published import PublishedDirs
+from cachefs.client.sockets import close_fd, receive
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.library.shared_socket import Exchange, Reply, SharedSocket, SocketLost
+
+CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
+HELLO_DEADLINE_S: Final = 10.0
+ATTACH_DEADLINE_S: Final = 120.0
+RECONNECT_WAIT_S: Final = 30.0  # for a server that is restarted
+ENDING_S: Final = 3.0  # a server that is ending refuses a session within this time
+BACKOFF_FIRST_S: Final = 0.02
+BACKOFF_MAX_S: Final = 0.5
+TRIES: Final = 8  # of a request whose connection breaks
+
+_T = TypeVar("_T", bound=m.Message)
+
+
+class Answer(NamedTuple, Generic[_T]):
+    """A reply whose type is checked. The receiver owns `fd`. `epoch`: of its connection."""
+
+    body: _T
+    fd: int | None
+    epoch: int
+
+
+class Dialer(Protocol):
+    """Finds the server of a source, and starts it if it may."""
+
+    @property
+    def attach(self) -> m.Attach: ...
+    def dial(self) -> socket.socket:
+        """Returns a connected socket. Raises the typed errors; Unreachable may be retried."""
+
+
+class EventSink(Protocol):
+    """Takes what the server reports of its own accord. Must not wait."""
+
+    def on_event(self, event: m.Message) -> None: ...
+    def on_connected(self, attached: m.Attached) -> None:
+        """Called at each connection: events may have been missed before it."""
+
+
+class NodeSession:
+    """The session of one source. Nothing is connected before the first use."""
+
+    def __init__(self, dialer: Dialer, sink: EventSink) -> None:
+        self.epoch = 0
+        self.generation = 0  # of the process: grows at each fork
+        self.lock = threading.Lock()  # for short uses; never held during a wait
+        self.published = PublishedDirs()
+        self._dialer = dialer
+        self._sink = sink
+        self._attached: m.Attached | None = None
+        self._shared: SharedSocket | None = None
+        self._connecting = threading.Lock()
+
+    # ---- requests ----
+
+    def exchange(self) -> Exchange:
+        """Returns an exchange on the current connection; connects first if there is none."""
+        return Exchange(self._connected())
+
+    def request(self, body: m.Message, answer: type[_T], *, fd: int | None = None) -> Answer[_T]:
+        """Returns the reply. Repeats the request on the next connection if this one breaks. Raises
+        the typed errors."""
+        for _ in range(TRIES - 1):
+            try:
+                return self.request_once(body, answer, fd=fd)
+            except SocketLost:
+                continue
+        return self.request_once(body, answer, fd=fd)
+
+    def request_once(
+        self, body: m.Message, answer: type[_T], *, fd: int | None = None, epoch: int = 0
+    ) -> Answer[_T]:
+        """Returns the same as `request`, but raises SocketLost at the first loss, and without the
+        connection of `epoch` (0: any): the server's handles have another meaning on the next."""
+        with self.exchange() as exchange:
+            if epoch not in (0, exchange.shared.epoch):
+                raise SocketLost("the connection to the server was lost")
+            exchange.send(body, reply_deadline(), fd)
+            reply = exchange.next(reply_deadline())
+            return Answer(checked(reply, answer), reply.fd, exchange.shared.epoch)
+
+    def ask(self, body: m.Message, answer: type[_T], *, fd: int | None = None) -> _T:
+        """Returns the reply; closes a descriptor in it. Raises as `request`."""
+        got = self.request(body, answer, fd=fd)
+        close_fd(got.fd)
+        return got.body
+
+    def post(self, body: m.Message, epoch: int = 0) -> None:
+        """Sends a message without a reply. Drops it without a connection, or if `epoch` is not the
+        current one (0: any)."""
+        shared = self._shared
+        if shared is not None and epoch in (0, shared.epoch):
+            shared.post(body)
+
+    def catch_up(self) -> None:
+        """Handles the events that have arrived. Connects if there is no connection."""
+        self._connected().take_events()
+        if self._shared is not None and self._shared.lost:
+            self._connected()
+
+    @property
+    def attached(self) -> m.Attached:
+        """The server's reply to Attach of this connection."""
+        self._connected()
+        assert self._attached is not None
+        return self._attached
+
+    def attach_again(self) -> None:
+        """Requests the root again: another source may have replaced the one at its path."""
+        attached = self.ask(self._dialer.attach, m.Attached)
+        if attached.root.ino != self.attached.root.ino:
+            self._attached = attached
+            self._sink.on_connected(attached)
+
+    # ---- connections ----
+
+    def _connected(self) -> SharedSocket:
+        shared = self._shared
+        if shared is not None and not shared.lost:
+            return shared
+        with self._connecting:
+            if self._shared is None or self._shared.lost:
+                self._shared = self._connect_in_time()
+            return self._shared
+
+    def _connect_in_time(self) -> SharedSocket:
+        """Retries while the server may be restarting, or ending. Raises the last error; at the
+        first connection at once if the attempt took long: its origin cannot be reached."""
+        deadline, pause_s = time.monotonic() + RECONNECT_WAIT_S, BACKOFF_FIRST_S
+        while True:
+            began_s = time.monotonic()
+            try:
+                return self._connect()
+            except (Unreachable, DeadlineExceeded, OSError) as err:
+                now = time.monotonic()
+                if now + pause_s > deadline or (not self.epoch and now - began_s > ENDING_S):
+                    raise _unreachable(err) from err
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+
+    def _connect(self) -> SharedSocket:
+        self.published.close()
+        sock = self._dialer.dial()
+        try:
+            hello = m.Hello("library", os.getpid(), version=cachefs.__version__, many_tiers=True)
+            _, directory = _direct(sock, 1, hello, m.Welcome, HELLO_DEADLINE_S)
+            self.published.replace(0, directory)  # the other tiers' directories arrive as events
+            attach = self._dialer.attach
+            self._attached, fd = _direct(sock, 2, attach, m.Attached, ATTACH_DEADLINE_S)
+            close_fd(fd)
+        except BaseException:
+            sock.close()
+            self.published.close()
+            raise
+        self.epoch += 1
+        self._sink.on_connected(self._attached)
+        return SharedSocket(sock, self.epoch, self._event)
+
+    def _event(self, event: m.Message, fd: int | None) -> None:
+        if isinstance(event, m.PublishedDirectory):
+            return self.published.replace(event.tier, fd)
+        close_fd(fd)
+        self._sink.on_event(event)
+
+    def close(self) -> None:
+        """Ends the connection. The next use connects again."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.lose("closed by this side")
+        self.published.close()
+
+    def abandon(self) -> None:
+        """Makes the session one of this process, after a fork."""
+        self._connecting, self.lock = threading.Lock(), threading.Lock()
+        self.epoch += 1
+        self.generation += 1
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.abandon()
+        self.published.close()
+
+
+def reply_deadline() -> float:
+    """Returns the deadline (monotonic) of a wait for the next reply."""
+    return time.monotonic() + CALL_DEADLINE_S
+
+
+def checked(reply: Reply, answer: type[_T]) -> _T:
+    """Returns the body of a reply as `answer`. Otherwise closes the descriptor and raises the typed
+    error of a Failure, or ProtocolError."""
+    body = reply.body
+    if isinstance(body, answer):
+        return body
+    close_fd(reply.fd)
+    if isinstance(body, m.Failure):
+        raise m.error_of(body)
+    raise ProtocolError(f"the server sent an unexpected reply: {type(body).__name__}")
+
+
+def _direct(
+    sock: socket.socket, id: int, body: m.Message, answer: type[_T], limit_s: float
+) -> tuple[_T, int | None]:
+    """Exchanges one request on a socket that no other thread reads yet. Drops the events before
+    the reply: the caller drops all its cached names afterwards."""
+    deadline, poll = time.monotonic() + limit_s, select.poll()
+    poll.register(sock, select.POLLIN)
+    sock.send(m.encode(id, body))
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not poll.poll(left_s * 1000):
+            break
+        data, fd = receive(sock)
+        if not data:
+            raise Unreachable("the server ended the connection")
+        frame = m.decode(data)
+        if frame.id == id:
+            return checked(Reply(id, frame.body, fd), answer), fd
+        close_fd(fd)
+    raise DeadlineExceeded(f"no answer from the server within {limit_s:g} s", remedy="see its log")
+
+
+def _unreachable(err: CacheFSError | OSError) -> CacheFSError:
+    if isinstance(err, CacheFSError):
+        return err
+    return Unreachable(f"the server does not answer: {err.strerror}", remedy="see its log")

@@ -1,0 +1,220 @@
+"""Finds what a path or URL means: a source, how its server is reached, and the path in the source.
+
+    /mnt/x/path                cachefs:///mnt/x/path: on a mount
+    cachefs://HOST:PORT/path   a path of a cluster
+    cachefs+s3://bucket/path   a source of any scheme
+
+A URL of a source or a cluster that is mounted here is read by the mount's server. For others the
+library finds or starts a server with the settings of `cachefs mount`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cachefs.cli.mounts import locate
+from cachefs.cli.owners import find_record_and_home
+from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
+from cachefs.core.errors import BadConfig, NotFound
+from cachefs.core.messages import Attach
+from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import Mount, Mounts
+from cachefs.launcher.process_watch import is_ours
+from cachefs.launcher.state import StateHome
+from cachefs.library.dialers import HANG_LIMIT_S, MountDialer, ServerDialer
+from cachefs.library.mount_table import MountTable, deepest
+
+if TYPE_CHECKING:
+    from cachefs.core.config import Config
+
+SOURCE_SCHEME: Final = "cachefs+"
+
+Dialing = MountDialer | ServerDialer
+Settings = Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """A path in a source."""
+
+    dialer: Dialing
+    path: bytes
+
+
+class Places:
+    """Places by URL, for one process. `mounts`: the table that decides which paths are mounts."""
+
+    def __init__(self, mounts: MountTable) -> None:
+        self._mounts = mounts
+        self._of = Mounts(())
+        # Of this snapshot of the mounts:
+        self._dialers: dict[str, MountDialer] = {}  # by mount point
+        self._bases: list[_Base] = []  # of URLs
+
+    def find(self, url: str, settings: Settings) -> Place:
+        """Returns the place of a path or URL. Raises NotFound, BadConfig, AccessDenied."""
+        mounts = self._mounts.current()
+        if mounts is not self._of:
+            self._of, self._dialers, self._bases = mounts, {}, []
+        if url.startswith(SCHEME + "/"):
+            url = url[len(SCHEME) :]
+        if "://" not in url:
+            return self._on_mount(url, mounts, settings)
+        if not is_cluster(url) and not url.startswith(SOURCE_SCHEME):
+            raise BadConfig(f"not a URL of CacheFS: {url!r}", remedy=f"write {SOURCE_SCHEME}{url}")
+        return self._at_url(url, settings)
+
+    # ---- paths on mounts ----
+
+    def _on_mount(self, path: str, mounts: Mounts, settings: Settings) -> Place:
+        mount = deepest(mounts, path) if path.startswith("/") and "/.." not in path else None
+        if mount is not None and mount.is_cachefs:
+            inside = mount.root + path[len(mount.mountpoint) :]
+        else:  # links may lead to a mount
+            found = locate(path, mounts)
+            if found.mount is None:
+                remedy = "`cachefs status` lists the mounts"
+                raise NotFound("not under a CacheFS mount", path=path, remedy=remedy)
+            mount, inside = found.mount, found.inside
+        return Place(self._dialer(mount, mounts, settings), os.fsencode(inside))
+
+    def _dialer(self, mount: Mount, mounts: Mounts, settings: Settings) -> MountDialer:
+        dialer = self._dialers.get(mount.mountpoint)
+        if dialer is None:
+            original = mounts.original(mount)
+            found = find_record_and_home(original, state_home(settings))
+            if found is None:
+                raise NotFound(
+                    "no record of this mount in the state home",
+                    path=mount.mountpoint,
+                    remedy="run this as the user who mounted it, or give home=",
+                )
+            dialer = self._dialers[mount.mountpoint] = MountDialer(found.home, found.record)
+        return dialer
+
+    # ---- URLs ----
+
+    def _at_url(self, url: str, settings: Settings) -> Place:
+        """Returns the place of a URL: in a source that was found before, in one that a mount has,
+        else in one of its own."""
+        url = parse_cluster(url).url if is_cluster(url) else url[len(SOURCE_SCHEME) :]
+        base = next((one for one in self._bases if one.has(url, settings)), None)
+        if base is None:
+            dialer = self._mounted(url, settings)
+            base = _Base(dict(settings), dialer or _dialer_of(url, settings))
+            if not is_below(url, base.url):
+                raise BadConfig(f"{url} is not below the source {base.url}")
+            self._bases.append(base)
+        return Place(base.dialer, os.fsencode(url[len(base.url) :]))
+
+    def _mounted(self, url: str, settings: Settings) -> MountDialer | None:
+        """Returns the mount of a source; None without one, or with settings: they may mean another
+        origin."""
+        if set(settings) - {"home"}:
+            return None
+        home = state_home(settings)
+        for record in home.mount_records():
+            base = record.source.url
+            if is_below(url, base) and (is_ours(record.pid) or is_ours(record.supervisor)):
+                return MountDialer(home, record)
+        return None
+
+
+class _Base(NamedTuple):
+    """A source that was found for a URL, with the settings that were given."""
+
+    settings: Settings
+    dialer: Dialing
+
+    @property
+    def url(self) -> str:
+        return self.dialer.attach.source.url.rstrip("/")
+
+    def has(self, url: str, settings: Settings) -> bool:
+        return self.settings == settings and is_below(url, self.url)
+
+
+def is_below(url: str, base: str) -> bool:
+    """Returns whether a URL is a source or below it."""
+    base = base.rstrip("/")
+    return url.rstrip("/") == base or url.startswith(base + "/")
+
+
+def root_of(url: str) -> str:
+    """Returns the whole bucket, container or name service of a URL. Raises BadConfig for a URL
+    without one."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    if scheme == "az":  # the container belongs to the authority
+        authority = f"{authority}/{path.partition('/')[0]}"
+    if not authority:
+        raise BadConfig(
+            f"{SOURCE_SCHEME}{url} does not say where its source begins",
+            remedy=f'give source="{scheme}:///directory"',
+        )
+    return f"{scheme}://{authority}"
+
+
+# ---- settings and servers: imported only without a mount -----------------------------------------
+
+
+def load_settings(settings: Settings) -> Config:
+    """Returns all settings: the given ones over environment and files. Raises BadConfig."""
+    from cachefs.cli import settings as loader
+    from cachefs.core.config import find_setting
+
+    given = {name: value for name, value in settings.items() if name not in ("source", "config")}
+    flags = {find_setting(name, "argument").name: value for name, value in given.items()}
+    return loader.load_settings(flags, settings.get("config"))
+
+
+def state_home(settings: Settings) -> StateHome:
+    """Returns the state home of the settings, and without reading files where one is given."""
+    if settings.get("home"):
+        return StateHome(os.path.abspath(settings["home"]))
+    from cachefs.cli import settings as loader
+
+    return loader.state_home(load_settings(settings))
+
+
+def _dialer_of(url: str, settings: Settings) -> ServerDialer:
+    """Returns how a server of the URL's own is reached."""
+    chosen = load_settings(settings)
+    if is_cluster(url):
+        return _node_of(f"{SCHEME}{parse_cluster(url).address}", chosen)
+    return _server_of(str(settings.get("source") or root_of(url)), chosen)
+
+
+def _server_of(source: str, chosen: Config) -> ServerDialer:
+    from cachefs.cli import settings as loader
+    from cachefs.cli.server_plans import server_spec, source_spec
+    from cachefs.launcher.processes import ensure_server
+
+    spec = source_spec(source, chosen)
+    home = loader.state_home(chosen)
+    server = server_spec(spec, str(home.path), chosen, foreground=False)
+    return ServerDialer(
+        f"server {home.path} {spec.key} {server.cache_dir}",
+        _attach(spec, chosen),
+        lambda: ensure_server(server, hang_limit_s=HANG_LIMIT_S),
+    )
+
+
+def _node_of(url: str, chosen: Config) -> ServerDialer:
+    from cachefs.cli import clusters
+    from cachefs.cli import settings as loader
+    from cachefs.launcher.cluster import ensure_node
+
+    spec = clusters.source_spec(url, chosen)
+    home = loader.state_home(chosen)
+    node = clusters.mounts_node(spec.url, home, chosen, foreground=False)
+    return ServerDialer(
+        f"node {home.path} {spec.key}",
+        _attach(spec, chosen),
+        lambda: ensure_node(node, hang_limit_s=HANG_LIMIT_S),
+    )
+
+
+def _attach(spec: UfsSpec, chosen: Config) -> Attach:
+    return Attach(spec, chosen.seconds("sync_interval"))

@@ -1,0 +1,251 @@
+"""The names and files below one URL, for Python programs. Errors are OSErrors.
+
+Paths are relative to the URL. A tree holds no connection: those belong to the process, one for each
+source. So it may be pickled, and used in any thread and after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import Inode, Kind, NamespaceId
+from cachefs.library.cache_file import CacheFile, joined
+from cachefs.library.library import Library, Located
+from cachefs.library.open_file import OpenFile
+from cachefs.library.os_errors import os_error
+from cachefs.library.path_walk import join
+from cachefs.library.source import ByteRange
+
+AHEAD: Final = 64  # directories that a walk lists at once
+OnError = Literal["raise", "return"]
+PathLike = str | bytes | os.PathLike[str]
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_M = TypeVar("_M", bound=m.Message)
+
+
+class Entry(NamedTuple):
+    """A name below a tree and its inode. `path` is relative to the tree."""
+
+    path: bytes
+    inode: Inode
+
+    @property
+    def name(self) -> bytes:
+        return self.path.rpartition(b"/")[2]
+
+    @property
+    def is_file(self) -> bool:
+        return self.inode.kind is Kind.FILE
+
+    @property
+    def is_directory(self) -> bool:
+        return self.inode.kind is Kind.DIRECTORY
+
+    @property
+    def size(self) -> int:
+        return self.inode.size
+
+    @property
+    def ino(self) -> int:
+        return self.inode.ino
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.inode.mtime_ns
+
+
+class Tree:
+    """The names and files below `url`. `library` returns the library of the current process."""
+
+    def __init__(self, url: str, settings: dict[str, Any], library: Callable[[], Library]) -> None:
+        self.url = url
+        self._settings = settings
+        self._library = library
+        self._version = -1  # of the table of mounts
+        self._located: Located | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.url, self._settings)
+
+    def __repr__(self) -> str:
+        return f"cachefs.tree({self.url!r})"
+
+    # ---- whole files and ranges ----
+
+    def read(self, path: PathLike = "") -> bytes:
+        """Returns the bytes of a file."""
+        data: bytes = self.read_batch([path])[0]
+        return data
+
+    def read_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
+        """Returns the bytes of each file, in the order of `paths`. Files that are not complete on
+        this node are requested 256 at a time. A file that cannot be read does not stop the others:
+        "raise" raises the first error at the end, "return" returns the OSError in its place."""
+        asked = [*map(os.fsencode, paths)]
+        source, base = self._locate()
+        wanted = [b"%s/%s" % (base, path) for path in asked] if base else asked
+        return self._results(asked, self._by_source(source.read_files, wanted), on_error)
+
+    def read_ranges(
+        self,
+        ranges: Iterable[tuple[PathLike, int | None, int | None]],
+        on_error: OnError = "raise",
+    ) -> list[Any]:
+        """Returns bytes [start, stop) of each file, as slices have them. Otherwise as
+        `read_batch`."""
+        asked = [(os.fsencode(path), start, stop) for path, start, stop in ranges]
+        source, base = self._locate()
+        wanted = [ByteRange(_below(base, path), start, stop) for path, start, stop in asked]
+        paths = [path for path, _, _ in asked]
+        return self._results(paths, self._by_source(source.read_all, wanted), on_error)
+
+    # ---- open files ----
+
+    def open(self, path: PathLike = "") -> CacheFile:
+        """Opens a file, unbuffered."""
+        name = os.fsencode(path)
+        source, base = self._locate()
+        try:
+            file = source.open(_below(base, name))
+        except (CacheFSError, OSError) as err:
+            raise os_error(err, self._full(name)) from err
+        return CacheFile(file, self.url, name)
+
+    def open_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
+        """Opens files as `read_batch` reads them. If it raises, it leaves none open."""
+        asked = [os.fsencode(path) for path in paths]
+        source, base = self._locate()
+        opened = self._by_source(source.open_all, [_below(base, path) for path in asked])
+        files = [
+            CacheFile(one, self.url, path) if isinstance(one, OpenFile) else one
+            for path, one in zip(asked, opened, strict=True)
+        ]
+        try:
+            return self._results(asked, files, on_error)
+        except OSError:
+            for file in files:
+                if isinstance(file, CacheFile):
+                    file.close()
+            raise
+
+    # ---- names ----
+
+    def stat(self, path: PathLike = "") -> Entry:
+        """Returns the entry of a path. Links are followed."""
+        entry: Entry = self.stat_batch([path])[0]
+        return entry
+
+    def stat_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
+        """Returns the entry of each path. Otherwise as `read_batch`."""
+        asked = [os.fsencode(path) for path in paths]
+        source, base = self._locate()
+        found = self._by_source(source.resolve_all, [_below(base, path) for path in asked])
+        entries = [
+            one if isinstance(one, (CacheFSError, OSError)) else Entry(join(path), one.inode)
+            for path, one in zip(asked, found, strict=True)
+        ]
+        return self._results(asked, entries, on_error)
+
+    def list_dir(self, path: PathLike = "") -> list[Entry]:
+        """Returns the entries of a directory, by name. Links are listed as themselves."""
+        return self._list_all([os.fsencode(path)])[0]
+
+    def walk(self, path: PathLike = "") -> Iterator[Entry]:
+        """Yields everything below a directory, each directory before what is in it. Lists up to
+        `AHEAD` directories at once."""
+        listed: dict[bytes, list[Entry]] = {}
+        todo = [os.fsencode(path)]
+        while todo:
+            directory = todo.pop()
+            if directory not in listed:
+                ahead = [one for one in reversed(todo) if one not in listed]
+                wanted = [directory, *ahead[: AHEAD - 1]]
+                listed |= zip(wanted, self._list_all(wanted), strict=True)
+            entries = listed.pop(directory)
+            yield from entries
+            todo += [one.path for one in reversed(entries) if one.is_directory]
+
+    def _list_all(self, paths: Sequence[bytes]) -> list[list[Entry]]:
+        source, base = self._locate()
+        found = self._by_source(source.list_all, [_below(base, path) for path in paths])
+        listings: list[Any] = []
+        for path, one in zip(paths, found, strict=True):
+            if isinstance(one, (CacheFSError, OSError)):
+                listings.append(one)
+            else:
+                rows = sorted(one)
+                listings.append([Entry(join(path, row.name), row.inode) for row in rows])
+        return self._results(paths, listings, "raise")
+
+    # ---- the source ----
+
+    @property
+    def namespace(self) -> NamespaceId:
+        """The namespace of the inode numbers."""
+        return self._by_source(lambda _: self._locate().source.namespace, None)
+
+    @property
+    def root(self) -> Inode:
+        """The inode of `url` itself."""
+        return self.stat().inode
+
+    def call(self, body: m.Message, answer: type[_M], fd: int | None = None) -> _M:
+        """Sends a request on this process's session of the source, with a copy of `fd` if it is
+        one, and returns the reply."""
+        session = self._locate().source.session
+        return self._by_source(lambda body: session.ask(body, answer, fd=fd), body)
+
+    def close(self) -> None:
+        """Forgets the source. The connection stays: others may use it (see `cachefs.close`)."""
+        self._located = None
+
+    # ---- inside ----
+
+    def _locate(self) -> Located:
+        library = self._library()
+        version = library.version
+        if self._located is None or version != self._version:
+            try:
+                self._located = library.locate(self.url, self._settings)
+            except CacheFSError as err:
+                raise os_error(err, self.url) from err
+            self._version = version
+        return self._located
+
+    def _by_source(self, function: Callable[[_T], _R], argument: _T) -> _R:
+        try:
+            return function(argument)
+        except (CacheFSError, OSError) as err:
+            raise os_error(err, self.url) from err
+
+    def _results(
+        self, paths: Sequence[bytes], results: Sequence[Any], on_error: OnError
+    ) -> list[Any]:
+        """Returns the results with errors as OSErrors. Raises the first one, if it is to."""
+        bad = [n for n, one in enumerate(results) if isinstance(one, (CacheFSError, OSError))]
+        if not bad:
+            return [*results]
+        translated = [*results]
+        for number in bad:
+            translated[number] = os_error(results[number], self._full(paths[number]))
+        if on_error == "raise":
+            raise translated[bad[0]]
+        return translated
+
+    def _full(self, path: bytes) -> str:
+        return joined(self.url, path)
+
+
+def _below(base: bytes, path: bytes) -> bytes:
+    return b"%s/%s" % (base, path) if base else path
+
+
+def _unpickle(url: str, settings: dict[str, Any]) -> Tree:
+    from cachefs.library import api
+
+    return api.tree(url, **settings)

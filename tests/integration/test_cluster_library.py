@@ -1,0 +1,57 @@
+"""The library reads a cluster without a mount: by the worker of its machine, or by one that it
+starts on a machine without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Bucket
+from tests.integration.dataset import body, expected, images
+from tests.integration.test_library import end_servers, run_reader
+from tests.services.cluster import Cluster, Machine
+from tests.services.processes import wait_until
+from tests.services.proxy import FaultProxy
+
+
+@pytest.fixture
+def files() -> dict[str, bytes]:
+    return {**images(80, size=3_000), "big.bin": body(9, 20 << 20)}
+
+
+@pytest.fixture
+def asked(cluster: Cluster, bucket: Bucket, files: dict[str, bytes]) -> dict[str, Any]:
+    bucket.fill(files)
+    cluster.start(2, size="256MiB")
+    cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    cluster.wait_until_settled()
+    return {"url": cluster.path("/data"), "settings": {}, "names": sorted(files)}
+
+
+def check(seen: dict[str, Any], files: dict[str, bytes]) -> None:
+    assert seen["batch"] == [expected(files)[name] for name in sorted(files)]
+    assert seen["found"] == sorted(files)
+    assert seen["left"] == 0
+
+
+def test_by_the_worker_of_the_machine(
+    cluster: Cluster, proxy: FaultProxy, asked: dict[str, Any], files: dict[str, bytes]
+) -> None:
+    check(run_reader(asked, cluster.workers[0].environment), files)
+    assert len(cluster.worker_rows()) == 2, "no other worker was started"
+    assert proxy.counters().object_bytes == sum(map(len, files.values()))
+    check(run_reader(asked, cluster.workers[1].environment), files)
+    assert proxy.counters().object_bytes == sum(map(len, files.values()))
+
+
+def test_on_a_machine_without_a_worker(
+    cluster: Cluster, trainer: Machine, asked: dict[str, Any], files: dict[str, bytes]
+) -> None:
+    asked["settings"] = {"cache_size": "256MiB"}
+    try:
+        check(run_reader(asked, trainer.environment), files)
+        assert sorted(row["weight"] > 0 for row in cluster.worker_rows()) == [False, True, True]
+    finally:
+        end_servers(trainer.root / ".cache" / "cachefs")
+    wait_until(lambda: len(cluster.worker_rows()) == 2, "it has left")

@@ -1,0 +1,187 @@
+"""The trees of views in one tier: made and changed by threads of its disk, their contents held.
+Owned by the loop.
+
+A content of a page is held before its record and its link are made, and fenced meanwhile: nothing
+evicts or drops it. It is released after both are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from worker.store import trees
+from worker.store.changes import PutView
+from worker.store.holds import Hold
+from worker.store.records import HELD_READ
+from worker.store.trees import Place
+from worker.store.view_page import ViewPage
+from worker.store.view_records import NameRecord, ViewRecord
+from worker.tier.catalog import Catalog
+from worker.tier.contents import Contents, ViewGuard
+from worker.tier.context import TierContext
+from worker.tier.disk import TierDisk, no_answer
+
+TREE_LIMIT_S: Final = 600.0  # for reading all records
+
+T = TypeVar("T")
+
+
+class TierViews:
+    """See the module. All methods raise OSError; a view whose operation failed is applied again."""
+
+    def __init__(
+        self, context: TierContext, disk: TierDisk, contents: Contents, catalog: Catalog
+    ) -> None:
+        self._context = context
+        self._disk = disk
+        self._contents = contents
+        self._catalog = catalog
+        self._one_change = contents.trees_change
+
+    @property
+    def in_service(self) -> bool:
+        """True if the disk of the tier answers."""
+        return self._disk.health.in_service
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the tier knows all its contents, and holds those of views."""
+        return self._contents.order_known and self.in_service
+
+    @property
+    def losses(self) -> int:
+        """A number that changes when records of the tier become doubtful."""
+        distrusted = self._disk.directory.header.distrusted
+        return distrusted[-1][1] if distrusted else 0
+
+    def guard(self, guard: ViewGuard) -> None:
+        """Calls `guard` from now on before contents of views are dropped."""
+        self._contents.guard = guard
+
+    async def records(self) -> dict[int, ViewRecord]:
+        """Returns the records of all views of the tier."""
+        return await self._disk.call(self._disk.directory.index.views)
+
+    async def directories(self, view: int) -> list[int]:
+        """Returns the inos of the directories below the top of a tree."""
+        index = self._disk.directory.index
+        return await self._disk.call(trees.directories, index, view, limit_s=TREE_LIMIT_S)
+
+    async def make(self, view: int, record: ViewRecord) -> None:
+        """Records a view and makes its tree, if it has none."""
+        directory, writer = self._disk.directory, self._disk.writer
+        await self._disk.call(trees.make, directory, writer, view, record)
+
+    async def put(self, view: int, record: ViewRecord) -> None:
+        """Replaces the record of a view; returns once that is committed."""
+        await self._disk.call(self._disk.writer.write, [PutView(view, record)])
+
+    async def open_top(self, view: int, path: Sequence[bytes] = ()) -> int:
+        """Returns a descriptor (O_PATH) of a directory in a tree, which the caller closes."""
+        return await self._disk.call(trees.open_top, self._disk.directory, view, path)
+
+    async def differs(self, page: ViewPage) -> bool:
+        """Returns whether the tree shows something else than the page says."""
+        return await self._disk.call(trees.differs, self._disk.directory, page)
+
+    async def apply(self, page: ViewPage) -> list[bytes]:
+        """Changes the tree to show what the page says; returns the order keys of the files that are
+        not complete in this tier, which it does not show. No cover shows the tree meanwhile.
+        Cancelled: the change continues."""
+        return await self._until_left(self._apply(page))
+
+    async def _apply(self, page: ViewPage) -> list[bytes]:
+        keys = [record.content for record in page.names.values() if record.content]
+        directory, writer = self._disk.directory, self._disk.writer
+        # The fences first: who drops a content fences it, then waits for this lock.
+        async with self._catalog.fenced(keys), self._one_change:
+            new = [key for key in keys if not self._contents.in_view(key)]
+            for key in new:
+                self._contents.hold_for_view(key)
+            try:
+                applied = await self._disk.threads.run(trees.apply, directory, writer, page)
+            except OSError:
+                await self._release_unrecorded(page, new)
+                raise
+            missing = {page.names[key].content for key in applied.missing}
+            await self._release([*applied.released, *(key for key in new if key in missing)])
+        return applied.missing
+
+    async def _release_unrecorded(self, page: ViewPage, keys: Sequence[bytes]) -> None:
+        """Releases contents of a page that could not be applied, but for those of its records."""
+        index = self._disk.directory.index
+        names = await self._disk.threads.run(
+            index.names, page.view, page.ino, page.after, page.upto
+        )
+        recorded = {record.content for record in names.values()}
+        await self._release([key for key in keys if key not in recorded])
+
+    async def _until_left(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of work at the disk, which continues if the disk hangs (then raises
+        OSError) or the caller is cancelled."""
+        done = await self._disk.unless_left(self._context.tasks.start(_caught(work)), None)
+        result: T | OSError = done.result() if done is not None else no_answer()
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    async def finish_directory(self, view: int, path: Sequence[bytes], record: NameRecord) -> None:
+        """Gives a directory, whose names are complete, its attributes."""
+        directory = self._disk.directory
+        await self._disk.call(trees.finish_directory, directory, view, path, record)
+
+    async def empty(self, view: int) -> None:
+        """Unlinks all names of a tree at once, so that its covers show nothing."""
+        await self._until_left(self._empty(view))
+
+    async def remove(self, view: int) -> None:
+        """Removes a tree and its record, and releases its contents."""
+        await self._until_left(self._remove(view))
+
+    async def _remove(self, view: int) -> None:
+        directory, writer = self._disk.directory, self._disk.writer
+        async with self._one_change:
+            released = await self._disk.threads.run(trees.remove, directory, writer, view)
+            await self._release(released)
+
+    async def _empty(self, view: int) -> None:
+        async with self._one_change:
+            await self._disk.threads.run(trees.empty, self._disk.directory, view)
+
+    async def find(self, keys: Sequence[bytes]) -> list[Place]:
+        """Returns the places of contents in the trees."""
+        directory = self._disk.directory
+        return await self._disk.call(trees.find, directory, frozenset(keys), limit_s=TREE_LIMIT_S)
+
+    async def withdraw(self, places: Sequence[Place]) -> None:
+        """Removes contents from the trees, which no cover shows, and releases them."""
+        await self._until_left(self._withdraw(places))
+
+    async def _withdraw(self, places: Sequence[Place]) -> None:
+        directory, writer = self._disk.directory, self._disk.writer
+        async with self._one_change:
+            await self._disk.threads.run(trees.withdraw, directory, writer, places)
+            await self._release([one.record.content for one in places])
+
+    async def _release(self, keys: Sequence[bytes]) -> None:
+        """Returns contents to admission, or to the load job that holds them. Called while no other
+        change of trees runs, which could hold them again."""
+        if not keys:
+            return
+        index = self._disk.directory.index
+        now_s = self._context.wall_s()
+        records = await self._disk.threads.run(index.get_all, keys)
+        for key, record in zip(keys, records, strict=True):
+            hold = None
+            if record is not None and record.held_until_s:
+                hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
+            self._contents.end_view(key, hold, now_s)
+
+
+async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:
+    """Returns the result, or the error: the caller may be gone when it occurs."""
+    try:
+        return await work
+    except OSError as err:
+        return err

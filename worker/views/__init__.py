@@ -1,0 +1,1 @@
+"""Native views: directories of which the node has everything, shown by the kernel alone."""

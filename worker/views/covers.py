@@ -1,0 +1,114 @@
+"""The covers of one view: laid, removed, and awaited. Owned by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from cachefs.core.model import NamespaceId
+from worker.runtime.tasks import Signal
+from worker.views.cover_table import CoverTable
+from worker.views.hosts import CoverHost
+
+log = logging.getLogger(__name__)
+
+UNCOVER_S: Final = 3.0  # for all clients together; then the tree is emptied
+
+
+class CoverPlace(NamedTuple):
+    """What is covered, and by which descriptor (O_PATH)."""
+
+    namespace: NamespaceId
+    ino: int
+    path: bytes
+    fd: int
+
+
+class Covers:
+    """The covers of one number. Another number is used after they were removed. `close` closes the
+    descriptor of the place."""
+
+    def __init__(self, number: int, *, uncertain: bool = False) -> None:
+        self.number = number
+        self.reason = ""  # why the last cover was not laid
+        self._table = CoverTable[CoverHost](uncertain=uncertain)
+        self._place: CoverPlace | None = None
+        self._changed = Signal()
+
+    @property
+    def count(self) -> int:
+        return self._table.count
+
+    def settle(self) -> None:
+        """Notes that every mount that may have a cover has reported it."""
+        self._table.uncertain = False
+        self._changed.notify()
+
+    def open(self, place: CoverPlace) -> None:
+        """Lays covers at this place from now on, and owns its descriptor."""
+        self.close()
+        self._place = place
+
+    def close(self) -> None:
+        if self._place is not None:
+            os.close(self._place.fd)
+            self._place = None
+
+    def lay(self, hosts: Iterable[CoverHost]) -> None:
+        """Covers the mounts that are not covered."""
+        for host in hosts:
+            if self._place is not None and self._table.lay(host):
+                self._send(host)
+
+    def _send(self, host: CoverHost) -> None:
+        assert self._place is not None
+        namespace, ino, path, fd = self._place
+        host.send_cover(self.number, namespace, ino, path, os.dup(fd))
+
+    def reported(self, host: CoverHost, *, covered: bool, reason: str) -> None:
+        self._table.heard(host.mountpoint)
+        if self._table.report(host, covered=covered):
+            host.send_uncover(self.number)
+        self.reason = reason
+        self._changed.notify()
+
+    def ended(self, host: CoverHost, *, is_followed: bool) -> None:
+        # In an upgrade the successor reports before its predecessor ends.
+        others = [one for one in self._table.hosts if one is not host]
+        if any(one.mountpoint == host.mountpoint for one in others):
+            is_followed = False
+        self._table.end(host, host.mountpoint, is_followed=is_followed)
+        self._changed.notify()
+
+    def followed(self, host: CoverHost) -> None:
+        """Asks the client of a mount that an earlier client may have covered."""
+        if not self._table.follow(host, host.mountpoint):
+            return
+        if self._table.is_leaving or self._place is None:
+            host.send_uncover(self.number)
+        else:
+            self._send(host)
+
+    async def remove(self, monotonic: Callable[[], float]) -> bool:
+        """Removes all covers. Returns False if some may still exist after `UNCOVER_S`. Cancelled:
+        the clients remove them all the same."""
+        for host in self._table.leave():
+            host.send_uncover(self.number)
+        until_s = monotonic() + UNCOVER_S
+        while not self._table.is_clear and (left_s := until_s - monotonic()) > 0:
+            await self._changed.wait(left_s)
+        if not self._table.is_clear:
+            log.warning("a client has not removed its cover: the tree of the view is emptied")
+        return self._table.is_clear
+
+
+async def pause(until_s: float, monotonic: Callable[[], float], woken: asyncio.Event) -> None:
+    """Waits until that time (monotonic), or until `woken` is set."""
+    try:
+        async with asyncio.timeout(max(0.0, until_s - monotonic())):
+            await woken.wait()
+    except TimeoutError:
+        pass

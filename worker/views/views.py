@@ -1,0 +1,413 @@
+"""The views of a node: found in its tiers, frozen and thawed, told of events and mounts. Owned by
+the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from cachefs.core.errors import (
+    CacheFSError,
+    InUse,
+    NotADirectory,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from cachefs.core.messages import Invalidate, ViewStatus, ViewTable
+from cachefs.core.model import Kind, NamespaceId
+from cachefs.core.policies import Policy, normal, shown
+from cachefs.core.services import MetadataService, PolicyService, PositionedEvents
+from cachefs.core.units import format_size
+from worker.runtime.tasks import Tasks, within
+from worker.store.view_records import ViewRecord
+from worker.views.build import Built, ViewPass
+from worker.views.namespace_events import NamespaceEvents, PositionedService
+from worker.views.view import RESUME_S, View, new_number
+from worker.views.walk import Defaults, TreeWalk
+
+if TYPE_CHECKING:
+    from worker.cache.cache_views import CacheViews
+    from worker.cache.tier import Tier
+    from worker.views.hosts import CoverHost
+
+log = logging.getLogger(__name__)
+
+MOST_VIEWS: Final = 64  # of one namespace: so many covers a mount has at most
+FREEZE_WAIT_S: Final = 10.0
+REACH_STEPS: Final = 20
+ADOPT_WAIT_S: Final = 5.0
+RETRY_S: Final = 5.0
+
+
+class Views:
+    """`service` raises NotFound for a namespace that is not attached."""
+
+    def __init__(
+        self,
+        cache: CacheViews,
+        service: Callable[[NamespaceId], MetadataService],
+    ) -> None:
+        self._cache = cache
+        self._service = service
+        self._defaults: Defaults = os.geteuid(), os.getegid(), 0o644, 0o755  # without a mount
+        self._views: list[View] = []
+        self._runs: dict[View, asyncio.Task[None]] = {}
+        self._hosts: list[CoverHost] = []
+        self._events: dict[NamespaceId, NamespaceEvents] = {}
+        self._adopted: dict[int, asyncio.Task[None]] = {}  # by the number of the tier
+        self._tasks = Tasks()
+        self._freezing = asyncio.Lock()
+        self._past: dict[str, Any] = {"covers": 0, "covered_s": 0.0, "uncovers": {}}
+        cache.subscribe(self._tiers_changed)
+        self._tiers_changed()
+
+    async def close(self) -> None:
+        """Ends all tasks. Trees and covers stay, for the next process."""
+        await self._tasks.close()
+        for view in self._views:
+            view.covers.close()
+
+    # ---- tiers ----
+
+    def _tiers_changed(self) -> None:
+        running = self._cache.tiers()
+        for tier in running:
+            if tier.number not in self._adopted:
+                self._adopted[tier.number] = self._tasks.start(self._adopt(tier))
+        for view in [*self._views]:
+            if view.tier not in running:
+                self._forget(view)
+            elif not view.tier.in_service:
+                self._tasks.start(view.uncover("tier"))
+
+    async def _adopt(self, tier: Tier) -> None:
+        """Takes over the views that an earlier process left in a tier."""
+        tier.views.guard(TierGuard(self, tier))
+        while True:
+            try:
+                records = await tier.views.records()
+                break
+            except OSError as err:
+                log.warning("views of %s cannot be read: %s", tier.spec.path, err)
+            await asyncio.sleep(RETRY_S)
+        for number, record in records.items():
+            if record.thawed:
+                self._tasks.start(self._finish_thaw(tier, number))
+            else:
+                self._add(View(self._cache, tier, number, record))
+
+    async def _finish_thaw(self, tier: Tier, number: int) -> None:
+        try:
+            await tier.views.remove(number)
+        except OSError as err:
+            log.warning("a view is removed at the next start: %s", err)
+
+    def _add(self, view: View) -> None:
+        self._views.append(view)
+        for host in self._hosts:
+            if host.shows(view.namespace):
+                view.add(host)
+        self._start(view)
+
+    def _start(self, view: View) -> None:
+        """Starts a view whose namespace is attached."""
+        events = self._follow(view.namespace)
+        if events is not None and view not in self._runs:
+            self._runs[view] = self._tasks.start(view.run(events))
+
+    def _follow(self, namespace: NamespaceId) -> NamespaceEvents | None:
+        """Returns the events of a namespace; None if it is not attached, or has no positions."""
+        known = self._events.get(namespace)
+        if known is not None:
+            return known
+        try:
+            service = self._service(namespace)
+        except CacheFSError:
+            return None
+        if not isinstance(service, PositionedEvents):
+            return None
+        positioned: PositionedService = service
+        events = self._events[namespace] = NamespaceEvents(positioned, self.heed)
+        self._tasks.start(events.run())
+        return events
+
+    def _forget(self, view: View) -> None:
+        self._views.remove(view)
+        run = self._runs.pop(view, None)
+        if run is not None:
+            run.cancel()
+        view.covers.close()
+        self._past = _summed(self._past, view)
+
+    # ---- mounts ----
+
+    async def attached(self, namespace: NamespaceId) -> None:
+        """Starts the views of a namespace. Returns once none of them may show anything that its
+        mounts do not show."""
+        if self._adopted:
+            await asyncio.wait(self._adopted.values(), timeout=ADOPT_WAIT_S)
+        views = self._of(namespace)
+        for view in views:
+            self._start(view)
+        await asyncio.gather(*map(self._resumed, views))
+
+    async def _resumed(self, view: View) -> None:
+        try:
+            await within(view.resumed.wait(), RESUME_S)
+        except TimeoutError:
+            await view.uncover("restart")
+
+    def joined(self, host: CoverHost) -> None:
+        """Covers the mount of a client that has attached."""
+        self._hosts.append(host)
+        for view in self._views:
+            if host.shows(view.namespace):
+                view.add(host)
+
+    def left(self, host: CoverHost, *, is_followed: bool) -> None:
+        """Notes the end of a client. `is_followed`: its mount continues."""
+        if host in self._hosts:
+            self._hosts.remove(host)
+            for view in self._views:
+                view.remove(host, is_followed=is_followed)
+
+    def reported(self, host: CoverHost, cover: int, *, covered: bool, reason: str) -> None:
+        """Takes a client's report about a cover."""
+        for view in self._views:
+            if view.covers.number == cover:
+                return view.reported(host, covered=covered, reason=reason)
+        if covered:
+            host.send_uncover(cover)
+
+    # ---- changes ----
+
+    async def heed(self, event: Invalidate) -> None:
+        """Returns once no cover shows what an event may change."""
+        touched = [view for view in self._of(event.namespace) if view.touched_by(event)]
+        if touched:
+            await asyncio.gather(*(view.uncover("changed") for view in touched))
+
+    async def reach(self, namespace: NamespaceId, position: int) -> None:
+        """Waits until the events up to a position were heeded."""
+        events = self._events.get(namespace)
+        if events is not None and self._of(namespace):
+            await events.reach(position, REACH_STEPS)
+
+    async def uncover_path(self, namespace: NamespaceId, path: bytes, reason: str) -> None:
+        """Uncovers the views at, above and below a path, before a command changes it."""
+        path = normal(path)
+        near = [view for view in self._of(namespace) if _is_near(view.path, path)]
+        await asyncio.gather(*(view.uncover(reason) for view in near))
+
+    async def leave(self, tier: Tier, keys: Sequence[bytes]) -> None:
+        """See `worker.tier.contents.ViewGuard`."""
+        places = await tier.views.find(keys)
+        numbers = {place.view for place in places}
+        shown_by = [view for view in self._of_tier(tier) if view.number in numbers]
+        await asyncio.gather(*(view.uncover("dropped") for view in shown_by))
+        await tier.views.withdraw(places)
+
+    async def leave_all(self, tier: Tier) -> None:
+        await asyncio.gather(*(view.uncover("tier") for view in self._of_tier(tier)))
+
+    def lost(self, tier: Tier) -> None:
+        for view in self._of_tier(tier):
+            self._tasks.start(view.uncover("lost"))
+
+    def _of(self, namespace: NamespaceId) -> list[View]:
+        return [view for view in self._views if view.namespace == namespace]
+
+    def _of_tier(self, tier: Tier) -> list[View]:
+        return [view for view in self._views if view.tier is tier]
+
+    # ---- commands ----
+
+    async def freeze(self, namespace: NamespaceId, path: bytes, *, wait: bool) -> ViewTable:
+        """See `Freeze`."""
+        async with self._freezing:
+            view = await self._frozen(namespace, normal(path))
+        if wait:
+            try:
+                await within(view.settled.wait(), FREEZE_WAIT_S)
+            except TimeoutError:
+                pass
+        return ViewTable([view.status()])
+
+    async def _frozen(self, namespace: NamespaceId, path: bytes) -> View:
+        """Returns the view at or above a path, or a new one."""
+        for view in self._of(namespace):
+            if _is_at_or_below(path, view.path):
+                return view
+        service = self._service(namespace)
+        await self._check(service, path)
+        below = [view for view in self._of(namespace) if _is_at_or_below(view.path, path)]
+        if len(self._of(namespace)) - len(below) >= MOST_VIEWS:
+            raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
+        tier = await self._tier_for(service, path)
+        pinned = await _pin(service, path)
+        for view in below:
+            pinned = view.record.pinned or pinned
+            await self._thaw(view)
+        record = ViewRecord(bytes(namespace), path, self._defaults_of(namespace), pinned)
+        view = View(self._cache, tier, new_number(), record)
+        await self._recorded(view)
+        self._add(view)
+        return view
+
+    async def _recorded(self, view: View) -> None:
+        try:
+            await view.tier.views.make(view.number, view.record)
+        except OSError as err:
+            raise Unavailable(f"the cache disk failed: {err.strerror or err}") from err
+
+    async def _check(self, service: MetadataService, path: bytes) -> None:
+        """Raises Unsupported, NotFound, NotADirectory."""
+        if self._follow(service.namespace) is None:
+            raise Unsupported("directories of this source cannot be frozen")
+        inode = (await service.resolve(path)).inode
+        if inode is None:
+            raise NotFound("no such file or directory", path=shown(path))
+        if inode.kind is not Kind.DIRECTORY:
+            raise NotADirectory("only directories can be frozen", path=shown(path))
+
+    def _defaults_of(self, namespace: NamespaceId) -> Defaults:
+        hosts = [host for host in self._hosts if host.shows(namespace)]
+        return hosts[0].defaults if hosts else self._defaults
+
+    async def _tier_for(self, service: MetadataService, path: bytes) -> Tier:
+        """Returns the fastest tier that may hold all of a directory. Raises Unavailable, and InUse
+        with figures if none may."""
+        tiers = [tier for tier in self._cache.tiers() if tier.in_service]
+        if not tiers:
+            raise Unavailable("no tier of the cache is in service")
+        if len(tiers) == 1:
+            return tiers[0]
+        built = await self._survey(service, path, tiers[0])
+        for tier in tiers:
+            if built.size_bytes <= tier.room().limit_bytes:
+                return tier
+        largest = max(tier.room().limit_bytes for tier in tiers)
+        raise InUse(
+            f"{built.files:,} files of {format_size(built.size_bytes)} fit into no tier: the "
+            f"largest takes {format_size(largest)}",
+            remedy="freeze a part of it, or give a larger tier",
+            path=shown(path),
+        )
+
+    async def _survey(self, service: MetadataService, path: bytes, tier: Tier) -> Built:
+        walk = TreeWalk(service, 0, path, self._defaults, self._cache.clocks.monotonic)
+        return await ViewPass(self._cache, tier, service, 0, path).survey(walk)
+
+    async def thaw(self, namespace: NamespaceId, path: bytes) -> None:
+        """See `Thaw`."""
+        path = normal(path)
+        async with self._freezing:
+            found = [view for view in self._of(namespace) if view.path == path]
+            if not found:
+                raise NotFound("it is not frozen", path=shown(path))
+            await self._thaw(found[0])
+            if found[0].record.pinned:
+                await _unpin(self._service(namespace), path)
+
+    async def _thaw(self, view: View) -> None:
+        run = self._runs.pop(view, None)
+        if run is not None:
+            run.cancel()
+            await asyncio.wait([run])
+        try:
+            await view.thaw()
+        except OSError as err:
+            self._start(view)
+            raise Unavailable(f"the cache disk failed: {err.strerror or err}") from err
+        self._forget(view)
+
+    def table(self, namespace: NamespaceId) -> ViewTable:
+        """See `ListViews`."""
+        return ViewTable(sorted(_statuses(self._of(namespace)), key=lambda one: one.path))
+
+    def status(self) -> dict[str, Any]:
+        """Returns plain values for `cachefs status` and the metrics."""
+        total = self._past
+        for view in self._views:
+            total = _summed(total, view)
+        rows = _statuses(self._views)
+        return {
+            **total,
+            "files": sum(row.files for row in rows),
+            "bytes": sum(row.size_bytes for row in rows),
+            "rows": [_row(view) for view in self._views],
+        }
+
+
+class TierGuard:
+    """The views of one tier, as `worker.tier.contents.ViewGuard`."""
+
+    def __init__(self, views: Views, tier: Tier) -> None:
+        self._views = views
+        self._tier = tier
+
+    async def leave(self, keys: Sequence[bytes]) -> None:
+        await self._views.leave(self._tier, keys)
+
+    async def leave_all(self) -> None:
+        await self._views.leave_all(self._tier)
+
+    def lost(self, key: bytes) -> None:
+        self._views.lost(self._tier)
+
+
+def _statuses(views: Iterable[View]) -> list[ViewStatus]:
+    return [view.status() for view in views]
+
+
+def _row(view: View) -> dict[str, Any]:
+    status = view.status()
+    return {
+        "path": shown(view.path),
+        "namespace": view.namespace.hex(),
+        "tier": view.tier.index,
+        "state": status.state,
+        "reason": status.reason,
+        "since_s": status.since_s,
+        "files": status.files,
+        "bytes": status.size_bytes,
+        "covers": status.covers,
+    }
+
+
+def _summed(total: dict[str, Any], view: View) -> dict[str, Any]:
+    uncovers = dict(total["uncovers"])
+    for reason, count in view.uncovers.items():
+        uncovers[reason] = uncovers.get(reason, 0) + count
+    return {
+        "covers": total["covers"] + view.counters["covers"],
+        "covered_s": total["covered_s"] + view.covered_s(),
+        "uncovers": uncovers,
+    }
+
+
+def _is_at_or_below(path: bytes, top: bytes) -> bool:
+    return path == top or not top or path.startswith(top + b"/")
+
+
+def _is_near(path: bytes, other: bytes) -> bool:
+    return _is_at_or_below(path, other) or _is_at_or_below(other, path)
+
+
+async def _pin(service: MetadataService, path: bytes) -> bool:
+    """Pins a path; returns False if it was pinned."""
+    if not isinstance(service, PolicyService):
+        return False
+    if (await service.policies_at(path)).policy.pin:
+        return False
+    await service.set_policy(path, Policy(pin=True), ())
+    return True
+
+
+async def _unpin(service: MetadataService, path: bytes) -> None:
+    if isinstance(service, PolicyService):
+        await service.set_policy(path, Policy(), ("pin",))
