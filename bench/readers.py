@@ -7,6 +7,8 @@ ready.
 
 from __future__ import annotations
 
+import array
+import fcntl
 import itertools
 import json
 import mmap
@@ -26,6 +28,7 @@ import msgspec
 import xxhash
 
 from bench import plain_reads
+from cachefs.core import order_ioctl
 
 MIB = 1 << 20
 RANGE_BYTES = 8 * MIB
@@ -45,6 +48,7 @@ class Spec(msgspec.Struct):
     readers: int = 1
     shared: bool = False
     shuffled: bool = False  # files: in a random order (`seed`), not in name order
+    announced: bool = False  # files: the order is announced by ioctl when the clock starts
     forget: bool = False  # files: the kernel drops the pages that were read
     chunk_bytes: int = MIB
     source: str = ""
@@ -178,13 +182,28 @@ class Gate:
         os.write(self._ready[1], b".")
         os.read(self._go[0], 1)
 
-    def open(self, count: int) -> None:
-        """Starts all children; called in the parent. Raises TimeoutError if one is not ready."""
+    def open(self, count: int, announcement: Sequence[bytearray], root: str) -> float:
+        """Starts all children, after an announcement; called in the parent. Returns the time before
+        it (monotonic). Raises TimeoutError if a child is not ready."""
         while count:
             if not select.select([self._ready[0]], [], [], START_LIMIT_S)[0]:
                 raise TimeoutError(f"{count} readers did not start")
             count -= len(os.read(self._ready[0], count))
+        folder = os.open(root, os.O_RDONLY)
+        began_s = time.monotonic()
+        for piece in announcement:
+            fcntl.ioctl(folder, order_ioctl.PIECE, piece)
         os.close(self._go[1])
+        os.close(folder)
+        return began_s
+
+
+def announcement_of(spec: Spec, plan: Any) -> list[bytearray]:
+    """Returns the ioctl arguments that announce the plan: one list for all readers together."""
+    if not spec.announced:
+        return []
+    inos = array.array("Q", (os.stat(os.path.join(spec.root, name)).st_ino for name, _ in plan))
+    return [*order_ioctl.pieces("bench", inos)]
 
 
 def in_processes(spec: Spec) -> tuple[float, Done]:
@@ -193,6 +212,7 @@ def in_processes(spec: Spec) -> tuple[float, Done]:
     act: Any = {"files": read_files, "random": read_random}.get(spec.what, read_plainly)
     fork = multiprocessing.get_context("fork")
     plan = plan_of(spec)
+    announcement = announcement_of(spec, plan)
     gate = Gate()
     pipes = [fork.Pipe(duplex=False) for _ in range(spec.readers)]
 
@@ -208,9 +228,11 @@ def in_processes(spec: Spec) -> tuple[float, Done]:
         process.start()
     for _, writer in pipes:
         writer.close()
-    gate.open(spec.readers)
+    began_s = gate.open(spec.readers, announcement, spec.root)
     all_done = [msgspec.json.decode(reader.recv_bytes(), type=Done) for reader, _ in pipes]
-    wall_s = max(done.ended_s for done in all_done) - min(done.began_s for done in all_done)
+    if not spec.announced:
+        began_s = min(done.began_s for done in all_done)
+    wall_s = max(done.ended_s for done in all_done) - began_s
     for process in children:
         process.join()
     return wall_s, add(all_done)

@@ -28,6 +28,7 @@ NODE = (
     "cold_sequential_300",
     "cold_small_latency",
     "files_ahead",
+    "announced_orders",
     "library",
     "cold_random",
     "cold_maps",

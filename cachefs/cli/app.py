@@ -33,6 +33,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "load": ("load", "Load files into the cache."),
         "jobs": ("jobs", "Manage load jobs: list, show, stop, resume, retry, forget."),
         "free": ("free", "Free cached data; names stay."),
+        "order": ("order", "Announce in which order files will be opened."),
         "pin": ("pin", "Load a file or a tree, and never evict it."),
         "unpin": ("unpin", "Remove a pin: let the files be evicted again."),
         "freeze": ("freeze", "Let the kernel alone show a directory that is complete here."),

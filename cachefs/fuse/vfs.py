@@ -50,14 +50,14 @@ from cachefs.fuse.directories import (
 from cachefs.fuse.files import Bytes, Files
 from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.listing_prefetch import PAGES, ListingPrefetch
+from cachefs.fuse.orders import Orders
 from cachefs.fuse.root import Root
 from cachefs.fuse.server_calls import MUST_WAIT, Caller, MustWait, Reply, ServerCalls
 
 log = logging.getLogger(__name__)
 
 REPORT_USES_S: Final = 1.0
-# Attributes of an open file whose name now leads to another file: they never change again.
-OPEN_STALE_S: Final = 3600.0
+OPEN_STALE_S: Final = 3600.0  # attributes of an open file that lost its name: they never change
 MAX_PAGES_PER_SEEK: Final = 1 << 16
 MAX_FORMER: Final = 4096  # inodes of open files whose ino now belongs to another file
 MAX_NAMES_AHEAD: Final = 64  # directories queued for read-ahead; further ones are skipped
@@ -92,10 +92,10 @@ class Vfs:
         self._cache = MetadataCache(max_inodes)
         self._files = Files(self._node, attached.namespace, waits or Waits())
         self.give_back = self._files.lent.run  # closes idle segments, until cancelled
+        self.orders = Orders(self._node, lambda: self.namespace)
         self._directories = DirectoryTable()
         self._ahead = ListingPrefetch()
-        # True while the kernel may keep a file's pages between opens: no tier has lost bytes.
-        self.keeps_pages = True
+        self.keeps_pages = True  # by the kernel, between opens: no tier has lost bytes
         self.on_doubt: Callable[[int], None] = lambda _tier: None  # for the kernel's open nodes
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # passthrough opens too
         self._former: TwoGenerationMap[int, Inode] = TwoGenerationMap(MAX_FORMER)

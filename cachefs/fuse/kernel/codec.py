@@ -113,6 +113,7 @@ ENTRY_OUT: Final = struct.Struct("<" + _ENTRY + _ATTR)
 ENTRY_REPLY: Final = struct.Struct("<IiQ" + _ENTRY + _ATTR)
 ATTR_REPLY: Final = struct.Struct("<IiQ" + "QII" + _ATTR)
 OPEN_IN: Final = struct.Struct("<II")  # flags open_flags
+IOCTL_REPLY: Final = struct.Struct("<IiQiIII")  # header, result flags in_iovs out_iovs
 OPEN_REPLY: Final = struct.Struct("<IiQ" + "QIi")  # fh open_flags backing_id
 READ_IN: Final = struct.Struct("<QQIIQII")  # fh offset size read_flags lock_owner flags pad
 RELEASE_IN: Final = struct.Struct("<QIIQ")  # fh flags release_flags lock_owner
@@ -120,6 +121,7 @@ INIT_IN: Final = struct.Struct("<IIIII")  # major minor max_readahead flags flag
 INIT_OUT: Final = struct.Struct("<IIIIHHIIHHIIH22x")
 STATFS_REPLY: Final = struct.Struct("<IiQ" + "QQQQQIIII24x")
 IOCTL_IN: Final = struct.Struct("<QIIQII")  # fh flags cmd arg in_size out_size
+IOCTL_DIR: Final = 1 << 4  # of the flags: the ioctl is on a directory
 INTERRUPT_IN: Final = struct.Struct("<Q")  # unique
 ACCESS_IN: Final = struct.Struct("<II")  # mask pad
 DIRENT: Final = struct.Struct("<QQII")  # ino off namelen type
@@ -208,6 +210,12 @@ def data_header(unique: int, size: int) -> bytes:
 
 def open_reply(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
     return OPEN_REPLY.pack(OPEN_REPLY.size, 0, unique, fh, flags, backing_id)
+
+
+def ioctl_reply(unique: int, data: bytes) -> bytes:
+    """Returns the reply to an IOCTL with the result 0 that writes `data` into its buffer."""
+    length = IOCTL_REPLY.size + len(data)
+    return IOCTL_REPLY.pack(length, 0, unique, 0, 0, 0, 0) + data
 
 
 def statfs_reply(unique: int, blocks: int, files: int, block_bytes: int, name_bytes: int) -> bytes:

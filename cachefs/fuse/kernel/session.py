@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import trio
@@ -30,6 +30,7 @@ from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.opens import Opens
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.kernel_cache import KernelCache
+from cachefs.fuse.orders import COMMANDS as ORDER_COMMANDS
 from cachefs.fuse.runs import CoroutineRunner, RunningRequest
 from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
@@ -346,12 +347,22 @@ class KernelSession:
     def _refuse_write(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         self._vfs.refuse_write()
 
-    def _ioctl(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
-        """Refuses the commands that change a file; no other command is supported."""
-        _, _, command, *_ = codec.IOCTL_IN.unpack_from(self._buffer, HEADER_BYTES)
+    def _ioctl(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        """Takes announcements of orders on a directory. Refuses the commands that change a file; no
+        other command is supported."""
+        _, flags, command, _, size, _ = codec.IOCTL_IN.unpack_from(self._buffer, HEADER_BYTES)
         if command in _CHANGING_IOCTLS:
             self._vfs.refuse_write()
-        return codec.error_reply(unique, errno.ENOTTY)
+        if command not in ORDER_COMMANDS or not flags & codec.IOCTL_DIR:
+            return codec.error_reply(unique, errno.ENOTTY)
+        start = HEADER_BYTES + codec.IOCTL_IN.size
+        argument = bytes(memoryview(self._buffer)[start : min(start + size, length)])
+        uid = codec.IN_HEADER.unpack_from(self._buffer)[4]
+        answer = self._vfs.orders.answer(command, uid, argument)
+        return self._later(Op.IOCTL, unique, pid, self._answered_ioctl(unique, answer))
+
+    async def _answered_ioctl(self, unique: int, answer: Awaitable[bytes]) -> bytes:
+        return codec.ioctl_reply(unique, await answer)
 
     def _init(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         raise Unsupported("INIT is answered when the file system is mounted, once")

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,9 @@ def run(script: Awaitable[None], limit_s: float = LIMIT_S) -> None:
 
     before = descriptors()
     asyncio.run(bounded())
+    for thread in threading.enumerate():
+        if thread.name == "name-lookup":  # closes a connection once its lookup has ended
+            thread.join(limit_s)
     left = sorted(descriptors() - before)
     assert not left, f"descriptors were left open: {left}"
 

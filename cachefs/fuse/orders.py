@@ -1,0 +1,66 @@
+"""Orders that programs announce by ioctl on a directory of a mount (`cachefs.core.order_ioctl`).
+
+They belong to the client's session with the node's server. A name is prefixed with the caller's
+uid, so that users do not replace each other's orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from cachefs.core import messages as m
+from cachefs.core.model import NamespaceId
+from cachefs.core.order_ioctl import END, PIECE, STATE, ListPiece, ListState
+from cachefs.fuse.server_calls import ServerCalls
+
+COMMANDS: Final = frozenset((PIECE, END, STATE))
+
+
+class Orders:
+    """Those of one mount."""
+
+    def __init__(self, node: ServerCalls, namespace: Callable[[], NamespaceId]) -> None:
+        self._node = node
+        self._namespace = namespace
+
+    def answer(self, command: int, uid: int, argument: bytes) -> Awaitable[bytes]:
+        """Returns what the ioctl writes into its buffer, once awaited. Raises BadConfig, and when
+        awaited the server's errors."""
+        piece = ListPiece.decode(argument)
+        name = f"{uid}:{piece.name}"
+        if command == PIECE:
+            return self._announce(name, piece)
+        if command == END:
+            return self._end(name)
+        return self._state(name)
+
+    async def _announce(self, name: str, piece: ListPiece) -> bytes:
+        request = m.AnnounceOrder(
+            self._namespace(),
+            name,
+            piece.first,
+            piece.entries,
+            piece.total,
+            piece.batch_span,
+            piece.base,
+            piece.width,
+        )
+        await self._node.ask(request, m.Done)
+        return b""
+
+    async def _end(self, name: str) -> bytes:
+        await self._node.ask(m.EndOrder(self._namespace(), name), m.Done)
+        return b""
+
+    async def _state(self, name: str) -> bytes:
+        request = m.OrderState(self._namespace(), name)
+        state = await self._node.ask(request, m.OrderStateReply)
+        return ListState(
+            state.position,
+            state.ahead_files,
+            state.ahead_bytes,
+            state.requested,
+            state.late,
+            state.total,
+        ).encode()
