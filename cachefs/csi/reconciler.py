@@ -58,6 +58,7 @@ class Reconciler:
     def reconcile(self, now: float) -> None:
         """Makes one pass. A removal that fails is tried again by the next one."""
         self._probes.reap()
+        self._remove_empty_places()
         snapshot = self._snapshot()
         self._metrics.shared.set(len(snapshot.shared))
         self._metrics.published.set(sum(snapshot.users.values()))
@@ -74,6 +75,12 @@ class Reconciler:
                 self._passed_s = time.monotonic()
             except OSError:
                 log.exception("the leftovers of this node cannot be found")
+
+    def _remove_empty_places(self) -> None:
+        try:
+            self._mounts.remove_empty_places()
+        except CacheFSError as err:
+            log.warning("directories without a mount stay for now: %s", err.one_line())
 
     def _remove(self, item: Unmount | Drop) -> None:
         match item:

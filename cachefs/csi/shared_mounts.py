@@ -150,6 +150,21 @@ class SharedMounts:
             self._remove(place)
         return True
 
+    def remove_empty_places(self) -> None:
+        """Removes the directories of mounts that are gone: a driver that was killed after an
+        unmount left its directory. Raises InUse, DeadlineExceeded, OSError."""
+        if not self._empty_places():
+            return
+        with self._changing():
+            for place in self._empty_places():
+                with contextlib.suppress(OSError):
+                    os.rmdir(place)
+
+    def _empty_places(self) -> list[str]:
+        mounts = read_mounts()
+        places = [os.path.join(self._node.mounts_dir, n) for n in os.listdir(self._node.mounts_dir)]
+        return [place for place in places if mounts.at(place) is None]
+
     def _at(self, place: str) -> SharedMount | None:
         top = read_mounts().at(place)
         return SharedMount(place, top.device, self._generations[place]) if top else None
