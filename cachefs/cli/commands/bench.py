@@ -53,10 +53,10 @@ def au(
     as_json: bool,
     debug: bool,
 ) -> None:
-    """Show how many accelerators this machine keeps busy: the largest number with a utilisation of
-    90 % (computing / all time, as MLPerf Storage defines it) in the best of at most three runs,
-    from a warm mount and from native files on the same disk. Makes a data set and a mount below DIRECTORY (default: a temporary one)
-    and removes both.
+    """Show how many accelerators this machine keeps busy, from a warm mount and from native files
+    on the same disk: the largest number with a utilisation of 90 % (computing / all time without
+    the first step, as MLPerf Storage defines it) in the best of at most three runs. Makes a data
+    set and a mount below DIRECTORY (default: a temporary one) and removes both.
 
     \b
     cachefs bench au --model unet3d /mnt/nvme
