@@ -83,7 +83,9 @@ def utilisation(
         for process in processes:
             process.start()
         go.set()
-        found = [results.get(timeout=steps * model.compute_s + END_S) for _ in processes]
+        found: list[float | str] = [
+            results.get(timeout=steps * model.compute_s + END_S) for _ in processes
+        ]
     except queue.Empty:
         raise LoaderFailed("the loaders did not end in time", path=str(folder)) from None
     finally:
@@ -93,7 +95,7 @@ def utilisation(
     failed = [one for one in found if isinstance(one, str)]
     if failed:
         raise LoaderFailed(failed[0])
-    return sum(found) / len(found)
+    return sum(float(one) for one in found) / len(found)
 
 
 def _accelerate(
