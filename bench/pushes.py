@@ -65,7 +65,7 @@ def queues(lab: Lab, result: Result) -> None:
             seen = "from a PUT to its bytes in both nodes, by a queue"
             changes = lab.size(100, 20)
             time_to_bytes(cluster, server, result, changes, feed, (seen, QUEUE_SEEN_S))
-            backlog(cluster, server, result, lab.size(1000, 200))
+            backlog(cluster, server, result, lab.size(300, 100))
 
 
 def backlog(cluster: Cluster, server: Any, result: Result, changes: int) -> None:
@@ -80,7 +80,7 @@ def backlog(cluster: Cluster, server: Any, result: Result, changes: int) -> None
     at = ("--master", cluster.master.url)
     before_s, began_s = cpu_s([cluster.master.pid]), time.monotonic()
     cluster.master.run("ufs", "set", "/cpu", "--push", f"sqs:{queue}", *at)
-    wait_until(lambda: all_have(mount, 2), "every change is seen", 120)
+    wait_until(lambda: all_have(mount, 2), "every change is seen", 300)
     wall_s = time.monotonic() - began_s
     used_us = (cpu_s([cluster.master.pid]) - before_s) / changes * 1e6
     table = result.table(

@@ -60,6 +60,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "operator": ("operator", "Manage Datasets: sources, loads, volumes, waiting pods."),
     },
     "This program": {
+        "bench": ("bench", "Measure this machine: accelerators kept busy by a mount."),
         "config": ("config_cmd", "Show every setting, its value and its source."),
         "version": ("version", "Show the version of cachefs."),
     },

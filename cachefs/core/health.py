@@ -327,7 +327,7 @@ def _certificate(certificate: CertificateFacts, server: str, now: float) -> Iter
     left_s = certificate.expires_at_s - now
     if not certificate.expires_at_s or left_s >= CERTIFICATE_LEFT_S:
         return
-    remedy = f"install a new one at {certificate.path}, and restart {server}"
+    remedy = f"install a new one at {certificate.path} of {server}, which reads it again"
     if left_s > 0:
         cause = f"its certificate expires in {format_duration(left_s)}"
         yield problem("CERTIFICATE_EXPIRES", server, cause, remedy)

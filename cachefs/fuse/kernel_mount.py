@@ -99,6 +99,8 @@ class KernelMountServer:
             self._client.record.settle()
 
     def _send_facts(self) -> None:
+        if not self._conn.is_connected:  # a message would be dropped
+            return
         session = self._session
         facts = m.MountFacts(
             "kernel", session.passthrough, session.why_not, self._link.supervisor, session.facts()

@@ -21,10 +21,12 @@ from cachefs.kube.dataset_handler import DatasetHandler
 from cachefs.kube.facts import Facts
 from cachefs.kube.handling import Handling
 from cachefs.kube.known import Datasets, Pods
+from cachefs.kube.late_reports import LateReports
 from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import OWNER, Key, Object, key_of
 from cachefs.kube.pod_handler import PodHandler
+from cachefs.kube.reporter import Reporter
 from cachefs.kube.spec import OperatorSpec
 from cachefs.kube.steps import Measured
 from cachefs.kube.use_round import UseRound
@@ -64,7 +66,8 @@ class Controller:
         self._dataset_handler = DatasetHandler(
             api, master, self._view, spec.rules, spec.address, self._kept, self._dropped, clock
         )
-        self._pod_handler = PodHandler(api, self._pods, self._datasets, facts, clock)
+        self._reports = LateReports(Reporter(api))
+        self._pod_handler = PodHandler(api, self._pods, self._datasets, facts, self._reports, clock)
         self._claim_handler = ClaimHandler(api, facts)
         self._handled_datasets = Handling(self._handle_dataset, DATASET_SLOTS, facts, clock)
         self._handled_pods = Handling(self._handle_pod, POD_SLOTS, facts, clock)
@@ -81,6 +84,7 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._view.run())
             group.create_task(self._use_round.run())
+            group.create_task(self._reports.run())
             for handling in (self._handled_datasets, self._handled_pods, self._handled_claims):
                 group.create_task(handling.run())
 

@@ -13,8 +13,8 @@ from cachefs.kube.events import Event, Severity
 from cachefs.kube.facts import Facts
 from cachefs.kube.gates import Open, Shut, WaitingPod
 from cachefs.kube.known import Datasets, Pods
+from cachefs.kube.late_reports import LateReports
 from cachefs.kube.names import Key
-from cachefs.kube.reporter import Reporter
 
 LOOK_S: Final = 300.0  # a pod that waits is looked at again: its end may have been missed
 _WARNED: Final = ("NoDatasets", "TooManyDatasets", "DatasetFailed", "DatasetNotLoaded")
@@ -30,6 +30,7 @@ class PodHandler:
         pods: Pods,
         datasets: Datasets,
         facts: Facts,
+        reports: LateReports,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
@@ -37,7 +38,7 @@ class PodHandler:
         self._datasets = datasets
         self._facts = facts
         self._clock = clock
-        self._reporter = Reporter(api)
+        self._reports = reports
 
     async def handle(self, key: Key) -> float:
         """Opens the gate if it may. Returns as a handler of `Handling` does."""
@@ -50,7 +51,7 @@ class PodHandler:
                 return 0.0
             case Shut(reason, text):
                 type: Severity = events.WARNING if reason in _WARNED else events.NORMAL
-                await self._reporter.report([Event(events.of_pod(pod), type, reason, text)])
+                self._reports.add(Event(events.of_pod(pod), type, reason, text))
                 return LOOK_S
 
     async def _current(self, key: Key) -> WaitingPod | None:
@@ -78,13 +79,15 @@ class PodHandler:
             if found is None or found == pod:
                 raise
             return await self._open_again(found)
-        self._pods.drop(pod.key, pod.uid)
-        self._facts.opened_gates += 1
-        text = f"loaded: {', '.join(pod.datasets)}"
-        await self._reporter.report([Event(events.of_pod(pod), events.NORMAL, "Loaded", text)])
+        self._opened(pod)
 
     async def _open_again(self, pod: WaitingPod) -> None:
         if isinstance(gates.decide(pod, self._datasets.by_key), Open):
             await self._api.patch("Pod", pod.key, gates.opening(pod), type=JSON_PATCH)
-            self._pods.drop(pod.key, pod.uid)
-            self._facts.opened_gates += 1
+            self._opened(pod)
+
+    def _opened(self, pod: WaitingPod) -> None:
+        self._pods.drop(pod.key, pod.uid)
+        self._facts.opened_gates += 1
+        text = f"loaded: {', '.join(pod.datasets)}"
+        self._reports.add(Event(events.of_pod(pod), events.NORMAL, "Loaded", text))

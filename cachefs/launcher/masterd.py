@@ -14,11 +14,10 @@ from typing import Final
 
 import msgspec
 
+from cachefs.client.certificate_file import CertificateFile
 from cachefs.client.credentials import (
-    certificate_facts,
     client_context,
     presents_to,
-    server_context,
 )
 from cachefs.client.token_file import TokenFile
 from cachefs.core import messages as m
@@ -32,7 +31,13 @@ from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.serving import limit_shutdown, quit_now, refresh_token_file, stop_event
+from cachefs.launcher.serving import (
+    limit_shutdown,
+    quit_now,
+    refresh_certificate,
+    refresh_token_file,
+    stop_event,
+)
 from cachefs.launcher.state import StateHome
 from connectors.base import Connector
 from connectors.compose import open_connector
@@ -113,7 +118,7 @@ class Process:
         stop: asyncio.Event,
     ) -> None:
         spec, security = self._spec, own.security
-        context, peers_ssl = server_context(security), client_context(security, "https://")
+        certificate, peers_ssl = CertificateFile(security), client_context(security, "https://")
         peers = PeerCalls(accepted.headers, peers_ssl, presents_to(security))
         try:
             server = MasterServer(
@@ -121,22 +126,23 @@ class Process:
                 listen=parse_address(spec.listen, DEFAULT_PORT),
                 open_connector=self._connector,
                 authorize=None if accepted.is_open else accepted.check,
-                ssl_context=context,
+                ssl_context=certificate.context,
                 peers=peers,
                 lost_after_s=spec.lost_after_s,
-                certificate=certificate_facts(security),
+                certificate=certificate.facts,
             )
             await self._attach(master)
             port = await server.start()
             try:
                 accepted.path = own.listens(port)
-                url = self._url(port, is_plain=context is None)
+                url = self._url(port, is_plain=certificate.context is None)
                 log.info("serving %s at %s", spec.store_dir, url)
                 gc_tuning.settle()
                 ready.say(Started(os.getpid(), url=url))
                 beside = [
                     asyncio.ensure_future(self._check(master)),
                     asyncio.ensure_future(refresh_token_file(accepted)),
+                    asyncio.ensure_future(refresh_certificate(certificate)),
                 ]
                 master.start_probes()
                 await stop.wait()

@@ -19,11 +19,10 @@ from typing import Final
 
 import msgspec
 
+from cachefs.client.certificate_file import CertificateFile
 from cachefs.client.credentials import (
-    certificate_facts,
     client_context,
     presents_to,
-    server_context,
 )
 from cachefs.client.token_file import TokenFile
 from cachefs.core import messages as m
@@ -39,7 +38,13 @@ from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
-from cachefs.launcher.serving import limit_shutdown, quit_now, refresh_token_file, stop_event
+from cachefs.launcher.serving import (
+    limit_shutdown,
+    quit_now,
+    refresh_certificate,
+    refresh_token_file,
+    stop_event,
+)
 from cachefs.launcher.state import (
     LOG_NAME,
     SOCKET_NAME,
@@ -73,14 +78,15 @@ class NodeProcess:
             check_own(tier.path, trust=trust)
         self._directory = node_dir(spec)
         self._tokens = TokenFile(spec.security.token_file)
+        self._certificate = CertificateFile(spec.security)
         self._proof = Proof(
             self._tokens.headers,
             authorize=None if self._tokens.is_open else self._tokens.check,
             master_ssl=client_context(spec.security, spec.master),
             peers_ssl=client_context(spec.security, "https://"),
-            server_ssl=server_context(spec.security),
+            server_ssl=self._certificate.context,
             presents_to=presents_to(spec.security),
-            certificate=certificate_facts(spec.security),
+            certificate=self._certificate.facts,
         )
         check_listen(parse_address(spec.listen, 0)[0], has_tokens=not self._tokens.is_open)
         self._paths = [tier.path for tier in self._tiers]
@@ -116,6 +122,7 @@ class NodeProcess:
             asyncio.ensure_future(gil_affinity.keep_together(*MOVING_THREADS)),
             asyncio.ensure_future(keep_reserve(self._spec.home)),
             asyncio.ensure_future(refresh_token_file(self._tokens)),
+            asyncio.ensure_future(refresh_certificate(self._certificate)),
         ]
         try:
             await server.serve()

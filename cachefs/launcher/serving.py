@@ -1,5 +1,5 @@
 """The common parts of the server processes: stop signals, a bounded shutdown, and the refresh of
-the token file."""
+the token file and of the certificate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 import traceback
 from typing import Final, NoReturn
 
+from cachefs.client.certificate_file import CertificateFile
 from cachefs.client.token_file import LOOK_S, TokenFile
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,13 @@ async def refresh_token_file(tokens: TokenFile) -> None:
     while tokens.path:
         await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(tokens.look)
+
+
+async def refresh_certificate(certificate: CertificateFile) -> None:
+    """As `refresh_token_file`, for the certificate of a server."""
+    while certificate.context is not None:
+        await asyncio.sleep(LOOK_S)
+        await asyncio.to_thread(certificate.look)
 
 
 def stop_event() -> asyncio.Event:

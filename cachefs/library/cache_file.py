@@ -85,7 +85,7 @@ class CacheFile(io.RawIOBase):
         return data
 
     def readall(self) -> bytes:
-        data = self.pread(max(0, self.size - self._position), self._position)
+        data = self.pread(self._file.size - self._position, self._position)
         self._position += len(data)
         return data
 
@@ -100,7 +100,8 @@ class CacheFile(io.RawIOBase):
 
     def pread(self, size: int, offset: int) -> bytes:
         """Returns the bytes at `offset`: fewer than `size` only at the end of the file."""
-        self._check()
+        if self.closed:
+            self._check()
         try:
             return self._file.pread(size, offset)
         except (CacheFSError, OSError) as err:

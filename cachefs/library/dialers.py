@@ -6,7 +6,6 @@ A mount's server is restarted by the mount. A server of the library's own is fou
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -51,9 +50,10 @@ class MountDialer:
         return sock
 
     def _check_owner(self, sock: socket.socket) -> None:
-        owner = self._record.owner if self._record.owner >= 0 else os.geteuid()
-        uid = listener_uid(sock)
-        if uid != owner:
+        """Raises AccessDenied for a process of another user than the one whose record root read:
+        that user could point root anywhere."""
+        owner, uid = self._record.owner, listener_uid(sock)
+        if owner not in (-1, uid):
             cause = f"a process of user {uid} listens on the socket of a mount of user {owner}"
             raise AccessDenied(cause, remedy="check which process that is")
 

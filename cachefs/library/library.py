@@ -7,11 +7,14 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from cachefs.core.mountinfo import Mounts
 from cachefs.library.mount_table import MountTable, deepest
 from cachefs.library.places import Places
 from cachefs.library.source import Source
+
+MOST_FOLDERS: Final = 1024
 
 
 class Located(NamedTuple):
@@ -30,6 +33,8 @@ class Library:
         self._places = Places(self._mounts)
         self._sources: dict[str, Source] = {}
         self._lock = threading.Lock()
+        # The mount points of folders, of one snapshot of the mounts
+        self._folders: tuple[Mounts, dict[str, str]] = (Mounts(()), {})
         in_child, at_exit = weakref.WeakMethod(self.abandon), weakref.WeakMethod(self.close)
         os.register_at_fork(after_in_child=lambda: _call(in_child))
         atexit.register(lambda: _call(at_exit))
@@ -47,8 +52,18 @@ class Library:
     def mountpoint_of(self, path: str) -> str:
         """Returns the mount point of the CacheFS mount that an absolute path, links aside, is on;
         "" if it is on none."""
-        mount = deepest(self._mounts.current(), path)
-        return mount.mountpoint if mount is not None and mount.is_cachefs else ""
+        mounts = self._mounts.current()
+        of, folders = self._folders
+        if of is not mounts or len(folders) >= MOST_FOLDERS:
+            folders = {}
+            self._folders = (mounts, folders)
+        folder = path.rpartition("/")[0] if mounts.at(path) is None else path
+        found = folders.get(folder)
+        if found is None:
+            mount = deepest(mounts, folder)
+            found = mount.mountpoint if mount is not None and mount.is_cachefs else ""
+            folders[folder] = found
+        return found
 
     @property
     def version(self) -> int:

@@ -31,14 +31,21 @@ class MountTable:
         if now < self._valid_until_s:
             return self._mounts
         with self._lock:
-            self._valid_until_s = now + CHECK_S
             if self._fd < 0:
                 self._fd = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
                 self._poll.register(self._fd, select.POLLERR | select.POLLPRI)
-                self._read()
+                self._read_or_close()
             elif self._poll.poll(0):
-                self._read()
+                self._read_or_close()
+            self._valid_until_s = now + CHECK_S  # only now: other threads look without the lock
             return self._mounts
+
+    def _read_or_close(self) -> None:
+        try:
+            self._read()
+        except OSError:
+            self._close()  # the kernel reports a change once: the next call reads all again
+            raise
 
     def _read(self) -> None:
         os.lseek(self._fd, 0, os.SEEK_SET)

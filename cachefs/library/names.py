@@ -18,7 +18,7 @@ from cachefs.core.errors import CacheFSError, NotADirectory, Stale
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
 from cachefs.fuse.attributes import kernel_time
 from cachefs.fuse.dentries import MetadataCache, encode_inode
-from cachefs.library.node_session import CALL_DEADLINE_S, TRIES, NodeSession, checked
+from cachefs.library.node_session import TRIES, NodeSession, checked, reply_deadline
 from cachefs.library.path_walk import PathWalk, Question
 from cachefs.library.shared_socket import Exchange, Reply, SocketLost
 
@@ -239,16 +239,15 @@ class _Lookups:
         self._exchange = exchange
         self._waiting: dict[Question, list[_Walk]] = {}
         self._sent: dict[int, tuple[Question, int]] = {}  # request -> and when it was sent
-        self._deadline = time.monotonic() + CALL_DEADLINE_S
 
     def run(self, walks: Sequence[_Walk]) -> None:
         """Ends all walks. Raises SocketLost, DeadlineExceeded."""
         for one in walks:
             while len(self._sent) >= IN_FLIGHT or (self._sent and not self._has_room()):
-                self._take(self._exchange.next(self._deadline))
+                self._take(self._exchange.next(reply_deadline()))
             self._go_on(one)
         while self._sent:
-            self._take(self._exchange.next(self._deadline))
+            self._take(self._exchange.next(reply_deadline()))
 
     def _has_room(self) -> bool:
         return self._exchange.shared.has_room()
@@ -261,7 +260,7 @@ class _Lookups:
             return self._waiting[question].append(one)
         self._waiting[question] = [one]
         asked_at = self._names.position()
-        id = self._exchange.send(self._names.lookup(question), self._deadline)
+        id = self._exchange.send(self._names.lookup(question), reply_deadline())
         self._sent[id] = (question, asked_at)
 
     def _take(self, reply: Reply) -> None:
@@ -298,18 +297,17 @@ class _Listings:
         self._names = names
         self._exchange = exchange
         self._sent: dict[int, tuple[_Listing, int]] = {}
-        self._deadline = time.monotonic() + CALL_DEADLINE_S
 
     def run(self, listings: Sequence[_Listing]) -> None:
         for one in listings:
             if one.error is None:
                 self._ask(one, b"")
         while self._sent:
-            self._take(self._exchange.next(self._deadline))
+            self._take(self._exchange.next(reply_deadline()))
 
     def _ask(self, one: _Listing, after: bytes) -> None:
         asked_at = self._names.position()
-        id = self._exchange.send(self._names.list_dir(one.ino, after), self._deadline)
+        id = self._exchange.send(self._names.list_dir(one.ino, after), reply_deadline())
         self._sent[id] = (one, asked_at)
 
     def _take(self, reply: Reply) -> None:

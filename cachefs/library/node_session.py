@@ -92,12 +92,11 @@ class NodeSession:
     ) -> Answer[_T]:
         """Returns the same as `request`, but raises SocketLost at the first loss, and without the
         connection of `epoch` (0: any): the server's handles have another meaning on the next."""
-        deadline = time.monotonic() + CALL_DEADLINE_S
         with self.exchange() as exchange:
             if epoch not in (0, exchange.shared.epoch):
                 raise SocketLost("the connection to the server was lost")
-            exchange.send(body, deadline, fd)
-            reply = exchange.next(deadline)
+            exchange.send(body, reply_deadline(), fd)
+            reply = exchange.next(reply_deadline())
             return Answer(checked(reply, answer), reply.fd, exchange.shared.epoch)
 
     def ask(self, body: m.Message, answer: type[_T], *, fd: int | None = None) -> _T:
@@ -199,6 +198,11 @@ class NodeSession:
         if shared is not None:
             shared.abandon()
         self.published.close()
+
+
+def reply_deadline() -> float:
+    """Returns the deadline (monotonic) of a wait for the next reply."""
+    return time.monotonic() + CALL_DEADLINE_S
 
 
 def checked(reply: Reply, answer: type[_T]) -> _T:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from cachefs.core import messages as m
-from cachefs.library.node_session import CALL_DEADLINE_S
+from cachefs.library.node_session import reply_deadline
 from cachefs.library.shared_socket import Exchange, Reply
 
 IN_FLIGHT: Final = 256
@@ -23,12 +22,11 @@ class Pipeline:
         self._exchange = exchange
         self._take = take
         self._items: dict[int, int] = {}  # request -> item
-        self._deadline = time.monotonic() + CALL_DEADLINE_S
 
     def run(self, items: Iterable[tuple[int, m.Message]]) -> None:
         """Sends the first request of each item, and ends when all items are done. Raises
-        SocketLost and DeadlineExceeded; then requests are still in flight, which the end of the
-        exchange cancels."""
+        SocketLost, and DeadlineExceeded when no reply arrives for `CALL_DEADLINE_S`; then requests
+        are still in flight, which the end of the exchange cancels."""
         for item, body in items:
             while not self._has_room():
                 self._step()
@@ -42,10 +40,10 @@ class Pipeline:
         return len(self._items) < IN_FLIGHT and self._exchange.shared.has_room()
 
     def _send(self, item: int, body: m.Message) -> None:
-        self._items[self._exchange.send(body, self._deadline)] = item
+        self._items[self._exchange.send(body, reply_deadline())] = item
 
     def _step(self) -> None:
-        reply = self._exchange.next(self._deadline)
+        reply = self._exchange.next(reply_deadline())
         item = self._items.pop(reply.id)
         body = self._take(item, reply)
         if body is not None:

@@ -47,16 +47,16 @@ class Places:
 
     def __init__(self, mounts: MountTable) -> None:
         self._mounts = mounts
-        self._version = -1
-        # Of this version of the table:
+        self._of = Mounts(())
+        # Of this snapshot of the mounts:
         self._dialers: dict[str, MountDialer] = {}  # by mount point
         self._bases: list[_Base] = []  # of URLs
 
     def find(self, url: str, settings: Settings) -> Place:
         """Returns the place of a path or URL. Raises NotFound, BadConfig, AccessDenied."""
         mounts = self._mounts.current()
-        if self._mounts.version != self._version:
-            self._version, self._dialers, self._bases = self._mounts.version, {}, []
+        if mounts is not self._of:
+            self._of, self._dialers, self._bases = mounts, {}, []
         if url.startswith(SCHEME + "/"):
             url = url[len(SCHEME) :]
         if "://" not in url:

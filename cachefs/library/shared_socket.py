@@ -27,6 +27,10 @@ from cachefs.core.errors import DeadlineExceeded, ProtocolError, Unreachable
 PING_S: Final = 2.0  # silence after which the reader sends a probe
 SILENCE_S: Final = 30.0  # silence after which the server counts as hung
 FRAMES_PER_TURN: Final = 64
+# Descriptors that arrived and that no thread has taken. A process has 1,024 by default, and a frame
+# whose descriptor finds no room is lost.
+MOST_QUEUED_FDS: Final = 128
+DRAIN_S: Final = 0.05  # between looks whether they were taken
 
 OnEvent = Callable[[m.Message, "int | None"], None]
 """Takes an event and its descriptor, which it then owns."""
@@ -60,6 +64,8 @@ class SharedSocket:
         self._pending: dict[int, Exchange] = {}
         self._followers: dict[Exchange, None] = {}
         self._is_read = False  # by a thread
+        self._queued_fds = 0
+        self._taken = threading.Event()  # a descriptor was taken since the reader looked
         self._heard_at_s = time.monotonic()
 
     # ---- sending ----
@@ -139,7 +145,7 @@ class SharedSocket:
             while True:
                 with self._lock:
                     if exchange.replies:
-                        return exchange.replies.popleft()
+                        return self._pop(exchange)
                     self._check()
                     reads = not self._is_read
                     self._is_read = True
@@ -153,19 +159,36 @@ class SharedSocket:
         finally:
             self._pass_on(exchange)
 
+    def _pop(self, exchange: Exchange) -> Reply:
+        reply = exchange.replies.popleft()
+        if reply.fd is not None:
+            self._queued_fds -= 1
+            self._taken.set()
+        return reply
+
     def _read_for(self, exchange: Exchange, deadline: float) -> None:
         try:
             while not exchange.replies and not self.lost:
-                if not self._read_frames():
+                if self._queued_fds >= MOST_QUEUED_FDS:
+                    self._wait_taken(deadline)
+                elif not self._read_frames():
                     self._wait_readable(deadline)
         finally:
             self._hand_over()
+
+    def _wait_taken(self, deadline: float) -> None:
+        """Waits until another thread takes its replies: it has them, and waits for nothing else."""
+        self._taken.clear()
+        if self._queued_fds >= MOST_QUEUED_FDS:
+            self._taken.wait(DRAIN_S)
+        if time.monotonic() > deadline:
+            raise _late()
 
     def _read_frames(self) -> bool:
         """Reads what has arrived, a bounded number of frames. Returns whether there was any."""
         count = 0
         try:
-            while count < FRAMES_PER_TURN:
+            while count < FRAMES_PER_TURN and self._queued_fds < MOST_QUEUED_FDS:
                 data, fd = receive(self._sock)
                 if not data:
                     close_fd(fd)
@@ -209,6 +232,7 @@ class SharedSocket:
             if exchange is not None:
                 exchange.ids.discard(frame.id)
                 exchange.replies.append(Reply(frame.id, frame.body, fd))
+                self._queued_fds += fd is not None
                 exchange.wake.set()
                 return
         if frame.id == 0:
@@ -248,6 +272,8 @@ class SharedSocket:
             for id in ids:
                 self._pending.pop(id, None)
             replies, exchange.replies = exchange.replies, collections.deque()
+            self._queued_fds -= sum(reply.fd is not None for reply in replies)
+            self._taken.set()
         for reply in replies:
             close_fd(reply.fd)
             if isinstance(reply.body, m.Opened) and reply.body.handle:

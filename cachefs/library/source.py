@@ -20,7 +20,7 @@ from cachefs.library.pipeline import Pipeline
 from cachefs.library.published_files import PublishedFiles, read_all
 from cachefs.library.shared_socket import Reply, SocketLost
 
-MOST_USES: Final = 64  # per report; the server prefetches for readers in file order
+MOST_USES: Final = 256  # per report: each one wakes the server
 TIDY_S: Final = 1.0  # between reports of uses, and between checks of idle files
 
 _T = TypeVar("_T")

@@ -24,6 +24,12 @@ CHANGE_S = 3.0  # longer than the precision of any time of a directory
 ORDERED = [b"a-b", b"a.txt", b"a/", b"a0", b"b/", b"sp ace+%20&x", b"z", "ümlaut".encode()]
 TREE = [b"a-b", b"a.txt", b"a/x/1", b"a/x/2", b"a/x-y", b"a0", b"b/" + b"f" * 200, *ORDERED[-3:]]
 TREE.sort()
+# Of one to four bytes a letter, composed and not, from right to left, and in an order that differs
+# between UTF-8 and UTF-16: U+FF5E stands before U+1F600 in the one, and behind it in the other.
+SCRIPTS = [
+    "Größe", "Gro\u0308ße", "имя", "όνομα", "שם", "اسم", "नाम", "ชื่อ", "名前", "이름", "名字",
+    "\uff5e", "\U0001f600", "\U00020bb7", "a'b\"c", "100%25", "x=1;y~!@#$^()[]{}",
+]  # fmt: skip
 BIG = random.Random(1).randbytes((5 << 20) + 12_345)
 
 
@@ -145,6 +151,21 @@ def test_names_that_cannot_be(tree: Connector, path: bytes) -> None:
 def test_every_file_reads_back(tree: Connector) -> None:
     for path in TREE:
         assert content(tree, path) == path
+
+
+def test_names_in_every_script(origin: Origin) -> None:
+    """Of files and of directories, as their bytes are: no store normalises them."""
+    names = [name.encode() for name in SCRIPTS]
+    origin.put_all({name: name for name in names} | {b"d-" + n + b"/" + n: n for n in names})
+    connector = origin.connector
+    found = keys_of(entries(connector.list_dir(b"")))
+    wanted = sorted([*names, *(b"d-" + name + b"/" for name in names)])
+    assert sorted(found) == wanted
+    assert found == wanted or not connector.capabilities.ordered_listings
+    for name in names:
+        assert content(connector, name) == name
+        assert [one.name for one in entries(connector.list_dir(b"d-" + name))] == [name]
+        assert content(connector, b"d-" + name + b"/" + name) == name
 
 
 def test_ranges_of_a_big_file(origin: Origin) -> None:

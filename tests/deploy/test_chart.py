@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,13 @@ from tests.unit.cli.test_documented_commands import problem
 VERSIONS: Final = [f"1.{minor}" for minor in range(30, 38)]
 ALL: Final = (*EVERYTHING, "--api-versions", POD_MONITOR)
 FORMS: Final = {"defaults": (), "everything": ALL}
+FIXED: Final = Path(__file__).with_name("chart_fixed.yaml")
+SPECS: Final = ("StatefulSet", "DaemonSet", "Deployment", "CSIDriver")
+FIXED_FIELDS: Final = (
+    "selector", "serviceName", "volumeClaimTemplates", "podManagementPolicy", "attachRequired",
+    "volumeLifecycleModes", "provisioner", "parameters", "reclaimPolicy", "volumeBindingMode",
+    "roleRef",
+)  # fmt: skip
 SERVER_USER: Final = 65532
 ROOTS: Final = {"csi", "fuse", "holder", "directories"}  # containers that run as root
 MIB: Final = 1 << 20
@@ -118,6 +126,21 @@ def test_selectors_stay_when_values_change(defaults: list[Object]) -> None:
         assert first["spec"]["selector"] == second["spec"]["selector"]
         labels = first["spec"]["template"]["metadata"]["labels"]
         assert first["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_what_kubernetes_does_not_let_change_stays(defaults: list[Object]) -> None:
+    """Else an upgrade from an earlier version of the chart is refused."""
+    assert yaml.safe_load(FIXED.read_text()) == [*fixed_fields(defaults)]
+
+
+def fixed_fields(things: list[Object]) -> Iterator[Object]:
+    """Yields the names of the objects with those of their fields that cannot change. Hooks and jobs
+    are made anew."""
+    for thing in sorted(things, key=lambda one: (one["kind"], one["metadata"]["name"])):
+        if thing["kind"] != "Job" and "annotations" not in thing["metadata"]:
+            where = thing["spec"] if thing["kind"] in SPECS else thing
+            fields = {name: where[name] for name in FIXED_FIELDS if name in where}
+            yield {"kind": thing["kind"], "name": thing["metadata"]["name"], **fields}
 
 
 # ---- rights --------------------------------------------------------------------------------------
@@ -274,6 +297,18 @@ def test_a_preload_that_changed_is_another_job() -> None:
     ]
     assert len(jobs) == 3
     assert len(set(jobs)) == 2
+
+
+@pytest.mark.parametrize("schedule", ["", "0 3 * * *"])
+@pytest.mark.parametrize(("given", "limit"), [("", 3), (",preload[0].retries=0", 0)])
+def test_a_preload_is_tried_again_as_often_as_it_says(
+    schedule: str, given: str, limit: int
+) -> None:
+    when = f",preload[0].schedule={schedule}" if schedule else ""
+    one = f"preload[0].name=a,preload[0].paths[0]=/a{given}{when}"
+    (found,) = [thing for thing in render("--set", one) if "-preload-" in thing["metadata"]["name"]]
+    spec = found["spec"]["jobTemplate"]["spec"] if schedule else found["spec"]
+    assert spec["backoffLimit"] == limit
 
 
 def test_the_driver_and_the_class_have_the_names_of_the_program(defaults: list[Object]) -> None:

@@ -35,6 +35,8 @@ LINE_SHOWN = 300  # characters
 ABORTED = r"fuse_read\(\): fuse_reply_\* failed with No such file or directory"
 _buckets = itertools.count(1)
 
+END_LIMIT_S = 30.0  # a server stays 10 s for the programs that read without a mount
+
 
 def is_mounted(mountpoint: Path) -> bool:
     return any(line.split()[4] == str(mountpoint) for line in open_mountinfo())
@@ -162,7 +164,7 @@ class Node:
             if is_mounted(mountpoint):
                 subprocess.run(["umount", "-l", str(mountpoint)], check=False, timeout=20)
         with contextlib.suppress(NotInTime):
-            wait_until(lambda: not any(map(is_running, self.pids)), "all have ended", 10.0)
+            wait_until(lambda: not any(map(is_running, self.pids)), "all have ended", END_LIMIT_S)
         left = [pid for pid in self.pids if is_running(pid)]
         told = [f"{pid}\n{waits(pid)}" for pid in left]
         for pid in left:

@@ -24,6 +24,7 @@ from cachefs.core.order_ioctl import END, PIECE, STATE, ListPiece, pieces
 from cachefs.launcher.state import StateHome
 from tests.integration import order_reader
 from tests.integration.conftest import Bucket, Node
+from tests.services.cluster import Cluster
 from tests.services.intruder import NOBODY
 from tests.services.namespaces import with_mount
 from tests.services.processes import is_running, wait_until
@@ -202,3 +203,22 @@ def test_the_command_announces_names(node: Node, bucket: Bucket) -> None:
     listed.write_text("train/none\n")
     assert "no such file" in node.fails("order", mount, "--files-from", listed)
     assert "no announcements" in node.fails("order", node.root, "--files-from", "/dev/null")
+
+
+def test_the_owners_in_a_cluster_are_requested_ahead(cluster: Cluster, bucket: Bucket) -> None:
+    """Two workers; the order is announced on one node. Each byte comes from the origin once."""
+    files = filled(bucket)
+    cluster.start(2)
+    cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    cluster.wait_until_met()
+    mount, other = (cluster.mount(number, "/data") for number in range(2))
+    said = read_in_order(
+        [sys.executable, "-I", str(PROGRAM), str(REPOSITORY), str(mount / "train"), "/none", "6"]
+    )
+    assert said["digest"] == digest_of(files, 6)
+    cluster.wait_until_recorded()
+    status = cluster.workers[0].json("status", mount)
+    theirs = cluster.workers[1].json("status", other)["cache"]["origin_bytes"]
+    assert status["cache"]["origin_bytes"] + theirs == FILES * SIZE
+    assert status["cache"]["peer_bytes"] > FILES * SIZE // 4
+    assert status["ahead_files"] > FILES // 2

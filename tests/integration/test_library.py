@@ -28,6 +28,7 @@ from cachefs.core import messages as m
 from cachefs.launcher.state import StateHome, read_pointer
 from cachefs.library.cache_file import CacheFile
 from cachefs.library.library import Library
+from cachefs.library.mount_table import MountTable
 from cachefs.library.tree import Tree
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body, digest, expected, images
@@ -172,6 +173,22 @@ def test_files_that_the_cache_has_no_room_for(
         assert tree.read_batch(list(files)) == list(files.values())
     with tree.open("big") as file:
         assert file.readall() == files["big"]
+
+
+def test_a_new_mount_is_seen(tmp_path: Path) -> None:
+    table = MountTable()
+    assert table.current().at(str(tmp_path)) is None
+    version = table.version
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], check=True)
+    try:
+        found = wait_until(lambda: table.current().at(str(tmp_path)), "it is seen", 5.0)
+        assert found.fstype == "tmpfs"
+        assert table.version > version
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    wait_until(lambda: table.current().at(str(tmp_path)) is None, "its end is seen", 5.0)
+    table.close()
+    assert own_fds() == []
 
 
 # ---- threads and processes -----------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.dataset import body
+from tests.services.authority import Authority
 from tests.services.cluster import ClusterFailed, Machine
 from tests.services.processes import wait_until
 
@@ -236,3 +238,25 @@ def test_tokens_and_tls(secured: Machine, tmp_path: Path, origin: Path) -> None:
         lambda: len(secured.json("workers", "--token-file", shared)["workers"]) == 1,
         "the worker of the mounts leaves with the last one",
     )
+
+
+def test_a_renewed_certificate_is_presented(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    path = tmp_path / "tls.pem"
+    path.write_bytes(authority.issue("first").read_bytes())
+    master = Machine("master", tmp_path / "master", {"CACHEFS_TLS_CA": str(authority.bundle)})
+    master.command = ["master", "--listen", "127.0.0.1:0", "--tls-cert", str(path)]
+    master.start()
+    try:
+        host, _, port = master.url.removeprefix("https://").rpartition(":")
+
+        def presents(pem: str) -> bool:
+            return ssl.get_server_certificate((host, int(port)), timeout=10).strip() in pem
+
+        assert presents(path.read_text())
+        renewed = authority.issue("second")
+        os.replace(renewed, path)
+        wait_until(lambda: presents(path.read_text()), "the renewed certificate is presented")
+        master.run("workers", "--master", f"{host}:{port}")
+    finally:
+        master.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.launcher.state import StateHome
 from tests.integration.conftest import Node
 from tests.services.metrics_page import documented, exported
+from tests.services.processes import wait_until
 
 
 def free_port() -> int:
@@ -52,3 +55,20 @@ def test_others_must_not_reach_it(node: Node, tmp_path: Path) -> None:
     assert "other machines" in said
     node.allowed_log.append("other machines would reach it")
     assert not os.path.ismount(node.mountpoint())
+
+
+def test_a_client_that_follows_another_one_is_counted(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    url = f"http://127.0.0.1:{free_port()}"
+    mounted = node.mount(
+        f"file://{tmp_path / 'source'}", "--metrics", url.removeprefix("http://")
+    )  # fmt: skip
+    line = f'cachefs_worker_takeovers_total{{mountpoint="{mounted}"}}'
+    assert f"{line} 0.0" in get(f"{url}/metrics")
+    record = StateHome(str(node.state)).find_mount(str(mounted))
+    assert record is not None
+    node.allowed_log.append("has ended unexpectedly")
+    os.kill(record.pid, signal.SIGKILL)
+    wait_until(lambda: f"{line} 1.0" in get(f"{url}/metrics"), "the successor is counted")
+    assert [*mounted.iterdir()] == []
+    node.umount(mounted)

@@ -4,15 +4,17 @@ and senders that are none."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import pytest
 
 from cachefs.core import cluster as c
@@ -140,6 +142,29 @@ def test_what_senders_may_not_send(tmp_path: Path, secrets: Path) -> None:
             assert (await it("POST", EVENTS, odd, SECRET))[0] == 204
             _, page = await it("GET", "/sources", None, ALL)
             assert page["items"][0]["pushed"] == 0
+
+    run(work())
+
+
+def test_100_mb_without_an_announced_length_are_not_read(tmp_path: Path, secrets: Path) -> None:
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+            sent = 0
+
+            async def pieces() -> AsyncIterator[bytes]:
+                nonlocal sent
+                for _ in range(100):
+                    yield b" " * 1_000_000
+                    sent += 1
+
+            headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+            url = f"/api/v1{EVENTS}"
+            with contextlib.suppress(aiohttp.ClientError):  # the reply, or the connection ends
+                async with it.cluster.session.post(url, data=pieces(), headers=headers) as reply:
+                    assert reply.status in (400, 413)
+            assert sent < 50
+            assert (await it("POST", EVENTS, message("im/f"), SECRET))[0] == 204
 
     run(work())
 

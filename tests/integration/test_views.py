@@ -287,6 +287,8 @@ def test_a_tier_that_leaves_service_is_uncovered(tmp_path: Path) -> None:
 
 
 def test_a_change_is_seen_within_the_sync_interval(tmp_path: Path) -> None:
+    """[S-views-fresh]"""
+
     async def script() -> None:
         origin = origin_with()
         async with node(tmp_path, origin, interval_s=1.5) as one:
@@ -395,8 +397,8 @@ def test_a_freeze_pins_and_a_thaw_unpins(tmp_path: Path) -> None:
 def test_random_histories_show_nothing_but_the_mounts_names(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After every step each cover shows what the mount shows, a cover that a hung client keeps
-    shows that or nothing, and the accounts are right."""
+    """[S-views] After every step each cover shows what the mount shows, a cover that a hung client
+    keeps shows that or nothing, and the accounts are right."""
     monkeypatch.setattr(covers, "UNCOVER_S", 0.05)
 
     async def script() -> None:

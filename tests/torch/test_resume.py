@@ -15,6 +15,7 @@ import pytest
 from cachefs.core.orders import Order
 from cachefs.trainers.manifest import Manifest
 from tests.integration.conftest import Node
+from tests.services.processes import wait_until
 from tests.torch.conftest import FILES, TorchHost, home_of
 from tests.torch.training import BATCH, LOADER, TRAINER
 
@@ -50,8 +51,15 @@ class Runs:
         plans = [self.plan(rank, world_size, kills[rank]) for rank in range(world_size)]
         statuses = self.host.run(*((TRAIN, plan) for plan in plans))
         self.take(world_size)
-        self.node.processes(self.mounted)
+        wait_until(self.is_served, "the server is there again", 30.0)
         return statuses
+
+    def is_served(self) -> bool:
+        """Also notes the pids of the present processes, for the end of the test."""
+        try:
+            return bool(self.node.processes(self.mounted))
+        except AssertionError:  # the server that was killed is being restarted
+            return False
 
     def plan(self, rank: int, world_size: int, kills: dict[int, Any]) -> dict[str, Any]:
         return {

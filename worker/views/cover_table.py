@@ -61,6 +61,15 @@ class CoverTable(Generic[H]):
         self._states[host] = CoverState.LAID
         return False
 
+    def heard(self, mountpoint: str) -> None:
+        """Notes that a client of this mount reported about the cover: it knows the mount."""
+        self._orphans.discard(mountpoint)
+
+    @property
+    def hosts(self) -> list[H]:
+        """The mounts that have, or get, a cover."""
+        return [*self._states]
+
     def leave(self) -> list[H]:
         """Begins the removal of all covers. Returns the mounts to which Uncover is to be sent."""
         self.is_leaving = True

@@ -69,12 +69,17 @@ class Covers:
         host.send_cover(self.number, namespace, ino, path, os.dup(fd))
 
     def reported(self, host: CoverHost, *, covered: bool, reason: str) -> None:
+        self._table.heard(host.mountpoint)
         if self._table.report(host, covered=covered):
             host.send_uncover(self.number)
         self.reason = reason
         self._changed.notify()
 
     def ended(self, host: CoverHost, *, is_followed: bool) -> None:
+        # In an upgrade the successor reports before its predecessor ends.
+        others = [one for one in self._table.hosts if one is not host]
+        if any(one.mountpoint == host.mountpoint for one in others):
+            is_followed = False
         self._table.end(host, host.mountpoint, is_followed=is_followed)
         self._changed.notify()
 

@@ -37,6 +37,7 @@ GROUPS = {
     "cache": ["ls", "rm"],
     "workers": ["drain", "remove"],
     "policy": ["show", "set", "unset"],
+    "bench": ["au"],
     "jobs": ["ls", "show", "stop", "resume", "retry", "forget"],
 }
 Run = Callable[..., tuple[int, str, str]]

@@ -12,6 +12,7 @@ from cachefs.core.errors import BadConfig, NotFound
 from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import Mounts, parse_mountinfo
 from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.library.library import Library
 from cachefs.library.mount_table import MountTable, deepest
 from cachefs.library.places import Places, is_below, root_of
 
@@ -112,3 +113,17 @@ def test_a_tree_is_pickled_without_its_connections() -> None:
 def test_an_unknown_attribute_of_the_package() -> None:
     with pytest.raises(AttributeError):
         cachefs.nothing  # noqa: B018
+
+
+def test_the_mount_points_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount of a single file hides that of its folder; another table of mounts counts at once."""
+    file = b"5 3 0:5 / /mnt/x/file rw - tmpfs tmpfs rw\n"
+    made = Library()
+    monkeypatch.setattr(made._mounts, "current", lambda: before)
+    before = Mounts(parse_mountinfo(TABLE + file))
+    paths = ["/mnt/x/a", "/mnt/x", "/mnt/x/file", "/mnt/x/inner/a", "/mnt/y", "/mnt/x/b"]
+    for _ in range(2):
+        found = [made.mountpoint_of(path) for path in paths]
+        assert found == ["/mnt/x", "/mnt/x", "", "", "", "/mnt/x"]
+    before = Mounts(parse_mountinfo(TABLE.splitlines(keepends=True)[0]))
+    assert made.mountpoint_of("/mnt/x/a") == ""

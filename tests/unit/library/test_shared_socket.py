@@ -92,6 +92,34 @@ def test_many_threads_get_their_own_replies(peer: Peer) -> None:
         server.result(LIMIT_S)
 
 
+def test_descriptors_of_a_slow_thread_do_not_pile_up(peer: Peer) -> None:
+    """The thread that reads for all leaves frames in the socket until the others took theirs."""
+    count = 3 * shared_socket.MOST_QUEUED_FDS
+    slow, quick = Exchange(peer.shared), Exchange(peer.shared)
+    ids = []
+    for number in range(count):
+        ids.append(slow.send(m.Release(number), soon()))
+        peer.take()
+    last = quick.send(m.Done(), soon())
+
+    def serve() -> None:
+        fd = os.open(os.devnull, os.O_RDONLY)
+        for id in ids:
+            peer.give(id, m.Opened(0, 1, True, True), fd)
+        os.close(fd)
+        peer.give(last, m.Done())
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        serving, reading = pool.submit(serve), pool.submit(quick.next, soon())
+        for _ in ids:
+            reply = slow.next(soon())
+            assert len(slow.replies) < shared_socket.MOST_QUEUED_FDS
+            assert reply.fd is not None
+            os.close(reply.fd)
+        assert reading.result(LIMIT_S).id == last
+        serving.result(LIMIT_S)
+
+
 def test_events_are_taken_without_a_wait(peer: Peer) -> None:
     event = m.TierState(True, 3)
     peer.give(0, event)

@@ -145,3 +145,16 @@ def test_a_record_has_the_attributes_that_the_mount_shows() -> None:
         1,
     )
     assert name_record(Inode(9, Kind.DIRECTORY), b"", defaults).mode == 0o750
+
+
+def test_a_report_of_the_next_client_settles_a_mount() -> None:
+    table = CoverTable[int]()
+    table.lay(1)
+    table.report(1, covered=True)
+    table.report(2, covered=True)  # of the successor, before its predecessor ends
+    table.end(1, "/m", is_followed=False)
+    assert (table.hosts, table.count) == ([2], 1)
+    table.end(2, "/m", is_followed=True)
+    assert table.count == 1
+    table.heard("/m")
+    assert table.is_clear

@@ -1,0 +1,254 @@
+"""Frozen directories of real mounts: readers while covers come and go and while processes die,
+mount namespaces, every way to unmount."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.cli.session import attached, find_target
+from cachefs.core import messages as m
+from cachefs.core.mountinfo import Mount, read_mounts
+from cachefs.launcher.state import StateHome
+from tests.integration.conftest import Node, is_mounted
+from tests.services.processes import is_running, wait_until
+
+HERE = Path(__file__).parent
+FILES = 60
+CYCLES = 25  # of freeze and thaw; the benchmark has a thousand
+UNMOUNTS = {
+    "umount": ["umount"],
+    "umount -l": ["umount", "-l"],
+    "umount -R": ["umount", "-R"],
+    "fusermount3 -u": ["fusermount3", "-u"],
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for folder in ("train/a", "train/b", "other"):
+        directory = tmp_path / "source" / folder
+        directory.mkdir(parents=True)
+        for number in range(FILES):
+            (directory / f"f{number}").write_text(f"x{number}")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def mnt(node: Node, source: Path) -> Path:
+    return node.mount(f"file://{source}", "--sync-interval", "20s", "--transport", "kernel")
+
+
+def covers(mnt: Path) -> list[Mount]:
+    mounts = read_mounts()
+    mount = mounts.at(str(mnt))
+    return [] if mount is None else mounts.covers_of(mount)
+
+
+def freeze(node: Node, path: Path) -> None:
+    view = json.loads(node.ok("freeze", path, "--wait", "--json"))
+    assert view["state"] == "covered"
+
+
+@contextlib.contextmanager
+def reading(tmp_path: Path, *kinds: tuple[str, Path, Path]) -> Iterator[None]:
+    """Readers that run until the end of the block, and were right all the time."""
+    stop = tmp_path / "stop"
+    stop.unlink(missing_ok=True)
+    readers = []
+    for kind, directory, source in kinds:
+        if kind in ("fd", "cwd"):
+            command = [HERE / "dir_reader.py", kind, directory, stop]
+        else:
+            command = [HERE / "reader.py", kind, directory, source, stop, "1"]
+        readers.append(
+            subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        for reader in readers:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n", reader.communicate()
+        yield
+    finally:
+        stop.touch()
+        said = [reader.communicate(timeout=60) for reader in readers]
+    for reader, (out, err) in zip(readers, said, strict=True):
+        assert (reader.returncode, err) == (0, ""), (reader.args, out, err)
+        assert '"wrong": "' not in out, out
+
+
+def every_kind(mnt: Path, source: Path) -> list[tuple[str, Path, Path]]:
+    kinds = ["open", "hold", "map", "walk", "stat"]
+    return [
+        *((kind, mnt / "train", source / "train") for kind in kinds),
+        ("fd", mnt / "train" / "a", source),
+        ("cwd", mnt / "train" / "b", source),
+    ]
+
+
+def test_readers_while_a_directory_is_covered_and_uncovered(
+    node: Node, mnt: Path, source: Path, tmp_path: Path
+) -> None:
+    target = find_target(str(mnt / "train"), StateHome(str(node.state)))
+    laid = 0
+    with (
+        reading(tmp_path, *every_kind(mnt, source)),
+        attached(target.record) as session,
+    ):
+        for _ in range(CYCLES):
+            views = session.call(m.Freeze(session.namespace, b"train", True), m.ViewTable).views
+            laid += views[0].state == "covered"
+            assert views[0].state == "covered", views
+            session.call(m.Thaw(session.namespace, b"train"), m.Done)
+            assert covers(mnt) == []
+    assert laid == CYCLES
+
+
+@pytest.mark.parametrize("path", ["", "train"])
+def test_readers_while_each_process_is_killed(
+    node: Node, mnt: Path, source: Path, tmp_path: Path, path: str
+) -> None:
+    node.allowed_log.append(r"ended unexpectedly|connection to the server is lost|cannot connect")
+    # A server that was killed does not know which mounts are covered. It waits for reports.
+    node.allowed_log.append(r"a client has not removed its cover: the tree of the view is emptied")
+    node.allowed_log.append(r"ended together with its supervisor|lost the supervisor|supervisor")
+    freeze(node, mnt / path)
+    with reading(tmp_path, *every_kind(mnt, source)):
+        for role in ("client", "supervisor", "server", "client", "server"):
+            (pid,) = {p["pid"] for p in node.processes(mnt) if p["role"] == role} or {0}
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: status_answers(node, mnt), f"a successor of the {role}")
+    freeze(node, mnt / path)
+    (source / "train" / "a" / "f1").write_text("changed")
+    node.ok("sync", "-R", mnt)
+    assert (mnt / "train" / "a" / "f1").read_text() == "changed"
+
+
+def status_answers(node: Node, mnt: Path) -> bool:
+    try:
+        roles = {process["role"] for process in node.processes(mnt)}
+    except AssertionError:
+        return False
+    return {"client", "supervisor", "server"} <= roles
+
+
+def test_a_change_is_shown_when_sync_returns(node: Node, mnt: Path, source: Path) -> None:
+    freeze(node, mnt / "train")
+    for number in range(5):
+        (source / "train" / "a" / "f1").write_text(f"version {number}")
+        (source / "train" / "b" / f"new{number}").write_text("n")
+        (source / "train" / "b" / f"f{number}").unlink()
+        node.ok("sync", "-R", mnt / "train")
+        assert (mnt / "train" / "a" / "f1").read_text() == f"version {number}"
+        names = set(os.listdir(mnt / "train" / "b"))
+        assert f"new{number}" in names
+        assert f"f{number}" not in names
+
+
+def test_an_upgrade_keeps_a_cover_of_the_root(node: Node, mnt: Path) -> None:
+    freeze(node, mnt)
+    before = [cover.mount_id for cover in covers(mnt)]
+    node.ok("mount", "--upgrade", mnt)
+    assert [cover.mount_id for cover in covers(mnt)] == before
+    node.ok("thaw", mnt)
+    assert covers(mnt) == []
+    assert (mnt / "train" / "a" / "f1").read_text() == "x1"
+
+
+def everything_ended(mnt: Path, pids: set[int]) -> bool:
+    left = [mount for mount in read_mounts() if mount.mountpoint.startswith(str(mnt))]
+    return not left and not covers(mnt) and not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("path", "how"),
+    [
+        ("", "umount"),
+        ("", "umount -l"),
+        ("", "fusermount3 -u"),
+        ("train", "umount -l"),
+        ("train", "umount -R"),
+    ],
+)
+def test_others_unmount(node: Node, mnt: Path, path: str, how: str) -> None:
+    freeze(node, mnt / path)
+    pids = {process["pid"] for process in node.processes(mnt)}
+    subprocess.run([*UNMOUNTS[how], mnt], check=True)
+    wait_until(lambda: everything_ended(mnt, pids), "the mount ends with its covers")
+
+
+@pytest.mark.parametrize("path", ["", "train"])
+@pytest.mark.parametrize("options", [(), ("--lazy",)])
+def test_cachefs_umount(node: Node, mnt: Path, path: str, options: tuple[str, ...]) -> None:
+    freeze(node, mnt / path)
+    node.umount(mnt, *options)
+    assert not is_mounted(mnt)
+    assert not [mount for mount in read_mounts() if mount.mountpoint.startswith(str(mnt))]
+
+
+def test_a_plain_umount_of_others_is_refused_below_a_covered_directory(
+    node: Node, mnt: Path
+) -> None:
+    freeze(node, mnt / "train")
+    for command in (["umount", mnt], ["fusermount3", "-u", mnt]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode
+        assert "busy" in done.stderr
+    assert len(covers(mnt)) == 1
+    assert (mnt / "train" / "a" / "f1").read_text() == "x1"
+
+
+def test_a_busy_cover_names_its_users(node: Node, mnt: Path) -> None:
+    freeze(node, mnt / "train")
+    with open(mnt / "train" / "a" / "f1"):
+        assert f"(pid {os.getpid()})" in node.fails("umount", mnt)
+        assert len(covers(mnt)) == 1
+    node.umount(mnt)
+
+
+@contextlib.contextmanager
+def namespace(kind: str) -> Iterator[int]:
+    """A process in a mount namespace of its own."""
+    command = ["unshare", "--mount", "--propagation", kind, "sh", "-c", "echo up; exec sleep 600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as popen:
+        assert popen.stdout is not None
+        assert popen.stdout.readline() == "up\n"
+        try:
+            yield popen.pid
+        finally:
+            popen.kill()
+
+
+def device_in(pid: int, path: Path) -> str:
+    command = ["nsenter", "-t", str(pid), "-m", "stat", "-c", "%Hd:%Ld", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("path", ["", "train"])
+@pytest.mark.parametrize("kind", ["private", "slave", "shared"])
+def test_mount_namespaces(node: Node, mnt: Path, path: str, kind: str) -> None:
+    file = mnt / "train" / "a" / "f1"
+    with namespace(kind) as before:
+        fuse = device_in(before, file)
+        freeze(node, mnt / path)
+        if kind == "private":
+            assert device_in(before, file) == fuse, "right, and slower"
+        with namespace(kind) as meanwhile:
+            assert device_in(meanwhile, file) != fuse
+            node.ok("thaw", mnt / path)
+            for pid in (before, meanwhile):
+                assert device_in(pid, file) == fuse
