@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +121,14 @@ def ranks(path: str, home: str, rank: int, rendezvous: str) -> None:
     assert {len(one) for one in every} == {-(-len(manifest) // 3)}
     assert {number for one in every for number in one} == set(range(len(manifest)))
     torch.distributed.destroy_process_group()
+
+
+def the_snippets_of_the_page(path: str, home: str) -> None:
+    """Runs docs/trainers/pytorch.md with the folder of the test. `home`: the state home."""
+    os.environ["CACHEFS_HOME"] = home
+    text = (Path(__file__).parents[2] / "docs" / "trainers" / "pytorch.md").read_text()
+    snippets = re.findall(r"<!-- snippet -->\n```python\n(.*?)```", text, re.S)
+    assert len(snippets) == 2
+    names: dict[str, Any] = {}
+    exec("\n".join(snippets).replace("/mnt/imagenet/train", path), names)
+    assert names["rest"] == len(names["manifest"]) - 3 * 8
