@@ -33,7 +33,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
 def pytest_configure() -> None:
     """Property tests that name no count look at Hypothesis's default count, or its share."""
     usual = hypothesis.settings.default
-    hypothesis.settings.register_profile("share", usual, max_examples=examples(usual.max_examples))
+    # No deadline of an example: other processes may take the CPU for longer than any.
+    hypothesis.settings.register_profile(
+        "share", usual, max_examples=examples(usual.max_examples), deadline=None
+    )
     hypothesis.settings.load_profile("share")
 
 

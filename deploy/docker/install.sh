@@ -21,3 +21,5 @@ pip --python "$target/bin/python" install -q --no-deps --require-hashes --only-b
     -r requirements/image.txt
 pip --python "$target/bin/python" install -q --no-deps "$work"/wheels/*.whl
 rm -f "$target"/bin/activate* "$target"/bin/Activate*
+# Libraries bring tests of their own, which no container runs.
+find "$target/lib" -type d -name tests -prune -exec rm -rf {} +

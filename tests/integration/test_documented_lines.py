@@ -47,6 +47,8 @@ NOT_RUN: Final = {
     r"doctor --fix": "it clears dead mounts of the whole machine, also those of other tests",
     r"workers (drain|remove)": "they need a worker to spare, or a lost one",
     r"jobs retry": "it needs a job that failed",
+    r"order\b": "it needs a list of files; test_announced_orders.py types it",
+    r"bench au": "it measures for minutes; test_bench_command.py runs a small one",
     r"cache rm --unused --older-than 30d$": "like the line with --dry-run",
     # Of docs/operations.md:
     r"ls -l$": "of the directory where the reader is",
