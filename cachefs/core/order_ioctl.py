@@ -3,7 +3,8 @@
 `fcntl.ioctl(fd, PIECE, buffer)` sends a piece of a list, `ioctl(fd, END, buffer)` ends the order,
 `ioctl(fd, STATE, buffer)` replaces the header in the buffer by its state. `fd` is any directory of
 the mount, opened for reading. The kernel copies a fixed number of bytes, at most 16 KiB, so a list
-is sent in pieces. An order belongs to the mount and the user, and ends as other orders do. Errors:
+is sent in pieces; the mount may hold some until the list is complete or its state is requested. An
+order belongs to the mount and the user, and ends as other orders do. Errors:
 ENOTTY (the mount is of an earlier version, or of the transport pyfuse3), EINVAL (a piece that does
 not continue the list, too many orders), ENOENT (no such order, or it has ended).
 

@@ -15,7 +15,8 @@ from cachefs.core.message import Message
 from cachefs.core.model import NamespaceId
 from cachefs.core.orders import Order, Share
 
-MOST_ENTRIES: Final = 16_000  # of a list, in one frame
+MOST_ENTRIES: Final = 16_000  # of a list, in one frame; twice as many with 4 bytes each
+MOST_ENTRY_BYTES: Final = 8 * MOST_ENTRIES
 MOST_ORDERS: Final = 16  # of a session
 MOST_LENGTH: Final = 1 << 32  # entries of a list
 MOST_SPAN: Final = 1 << 20  # of `batch_span`
@@ -30,7 +31,7 @@ class AnnounceOrder(Message, frozen=True):
     `first` 0 begins the list, and replaces an order with the same name; pieces follow each other
     without gaps. Answered by Done. Raises BadConfig for a piece that does not continue the list.
 
-    `inos`: little endian, at most `MOST_ENTRIES`, of `entry_bytes` each: 8 (inode numbers) or 4
+    `inos`: little endian, at most `MOST_ENTRY_BYTES`, of `entry_bytes` each: 8 (inode numbers) or 4
     (inode numbers less `base`). `batch_span`: how far opens may be out of order (loader processes x
     prefetched batches x batch size); 0: a default."""
 

@@ -128,7 +128,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         Type.COUNT,
         256,
         "Small files of a directory to prefetch, once its files are opened in the order of their"
-        " names; 0: none.",
+        " names; 0: none. Announced orders are independent of it.",
         commands=_CACHES,
     ),
     Setting(

@@ -12,6 +12,7 @@ from typing import Final
 from cachefs.core import messages as m
 from cachefs.core.model import NamespaceId
 from cachefs.core.order_ioctl import END, PIECE, STATE, ListPiece, ListState
+from cachefs.fuse.held_pieces import HeldPieces
 from cachefs.fuse.server_calls import ServerCalls
 
 COMMANDS: Final = frozenset((PIECE, END, STATE))
@@ -23,37 +24,42 @@ class Orders:
     def __init__(self, node: ServerCalls, namespace: Callable[[], NamespaceId]) -> None:
         self._node = node
         self._namespace = namespace
+        self._held = HeldPieces()
 
-    def answer(self, command: int, uid: int, argument: bytes) -> Awaitable[bytes]:
-        """Returns what the ioctl writes into its buffer, once awaited. Raises BadConfig, and when
-        awaited the server's errors."""
+    def answer(self, command: int, uid: int, argument: bytes) -> bytes | Awaitable[bytes]:
+        """Returns what the ioctl writes into its buffer, at once or when awaited. Raises BadConfig,
+        and when awaited the server's errors."""
         piece = ListPiece.decode(argument)
         name = f"{uid}:{piece.name}"
         if command == PIECE:
-            return self._announce(name, piece)
+            ready = self._held.add(name, piece)
+            return self._announce(name, ready) if ready else b""
         if command == END:
             return self._end(name)
         return self._state(name)
 
-    async def _announce(self, name: str, piece: ListPiece) -> bytes:
-        request = m.AnnounceOrder(
-            self._namespace(),
-            name,
-            piece.first,
-            piece.entries,
-            piece.total,
-            piece.batch_span,
-            piece.base,
-            piece.width,
-        )
-        await self._node.ask(request, m.Done)
+    async def _announce(self, name: str, ready: list[ListPiece]) -> bytes:
+        for piece in ready:
+            request = m.AnnounceOrder(
+                self._namespace(),
+                name,
+                piece.first,
+                piece.entries,
+                piece.total,
+                piece.batch_span,
+                piece.base,
+                piece.width,
+            )
+            await self._node.ask(request, m.Done)
         return b""
 
     async def _end(self, name: str) -> bytes:
+        self._held.take(name)
         await self._node.ask(m.EndOrder(self._namespace(), name), m.Done)
         return b""
 
     async def _state(self, name: str) -> bytes:
+        await self._announce(name, self._held.take(name))
         request = m.OrderState(self._namespace(), name)
         state = await self._node.ask(request, m.OrderStateReply)
         return ListState(

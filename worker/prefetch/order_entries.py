@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cachefs.core.errors import BadConfig
-from cachefs.core.order_messages import MOST_ENTRIES, MOST_LENGTH, AnnounceOrder
+from cachefs.core.order_messages import MOST_ENTRY_BYTES, MOST_LENGTH, AnnounceOrder
 from cachefs.core.orders import Order, Share
 
 _WIDTHS: Final = (4, 8)
@@ -31,7 +31,7 @@ class InoList:
         if width not in _WIDTHS or len(data) % width:
             raise BadConfig("a piece of an order has a fraction of an inode number")
         count = len(data) // width
-        if count > MOST_ENTRIES or not 0 <= self.total <= MOST_LENGTH:
+        if len(data) > MOST_ENTRY_BYTES or not 0 <= self.total <= MOST_LENGTH:
             raise BadConfig("a piece of an order, or the order, is too long")
         if (piece.first, piece.total) != (self.known, self.total):
             raise BadConfig(

@@ -359,6 +359,8 @@ class KernelSession:
         argument = bytes(memoryview(self._buffer)[start : min(start + size, length)])
         uid = codec.IN_HEADER.unpack_from(self._buffer)[4]
         answer = self._vfs.orders.answer(command, uid, argument)
+        if isinstance(answer, bytes):
+            return codec.ioctl_reply(unique, answer)
         return self._later(Op.IOCTL, unique, pid, self._answered_ioctl(unique, answer))
 
     async def _answered_ioctl(self, unique: int, answer: Awaitable[bytes]) -> bytes:
