@@ -10,6 +10,7 @@ import msgspec
 
 from cachefs.client.call_waits import Waits
 from cachefs.client.connection import ConnectionLost
+from cachefs.client.memory_file import memory_file
 from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, ProtocolError, Stale
@@ -297,7 +298,7 @@ class Files:
             return self._keep(handle, reply, reply.end, reply.base, descriptor)
         close_fd(fd)
         if reply.data:
-            descriptor = Descriptor(_file_of(reply.data), INLINE, handle.tier)
+            descriptor = Descriptor(memory_file(reply.data), INLINE, handle.tier)
             end = reply.start + len(reply.data)
             return self._keep(handle, reply, end, reply.start, descriptor)
         if handle.complete:
@@ -335,14 +336,3 @@ class Files:
         self.report_uses()
         for handle in self.table:
             handle.close()
-
-
-def _file_of(data: bytes) -> int:
-    """Returns a descriptor of a memfd with these bytes. Raises OSError."""
-    fd = os.memfd_create("copied", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, data)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from cachefs.client.memory_file import memory_file
 from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError, Stale
@@ -200,7 +201,7 @@ class OpenFile:
         close_fd(fd)
         if reply.data:
             end = reply.start + len(reply.data)
-            return self._keep(reply, end, reply.start, _file_of(reply.data))
+            return self._keep(reply, end, reply.start, memory_file(reply.data))
         if handle.complete:
             return
         if handle.descriptor is None or handle.present is None:
@@ -276,14 +277,3 @@ def _fill(fd: int, view: memoryview, offset: int) -> None:
         data = read_all(fd, offset + count, min(len(view) - count, ASK_BYTES))
         view[count : count + len(data)] = data
         count += len(data)
-
-
-def _file_of(data: bytes) -> int:
-    """Returns a descriptor of a memfd with these bytes. Raises OSError."""
-    fd = os.memfd_create("copied", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, data)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
