@@ -18,12 +18,11 @@ from cachefs.core import messages as m
 from cachefs.core.errors import NotFound
 from cachefs.core.manifest_format import NO_NAMESPACE, NO_POSITION
 from cachefs.launcher.state import StateHome
-from cachefs.library.places import state_home
 from cachefs.trainers.listings import MountListings, ServerListings
 from cachefs.trainers.manifest_build import ManifestBuild
 from cachefs.trainers.manifest_store import ManifestStore, mapped
 from cachefs.trainers.manifest_tables import TableMap
-from cachefs.trainers.mount_session import MountSession, open_session
+from cachefs.trainers.mount_session import MountSession, open_session, state_home
 
 
 class Manifest:
@@ -34,7 +33,7 @@ class Manifest:
         the mount, if it is not this user's own. Raises NotFound and the errors of listings."""
         self.path = os.path.abspath(os.fspath(path))
         self.order_names: set[str] = set()  # of the live samplers
-        self._home = state_home({"home": home})
+        self._home = StateHome(home) if home else state_home()
         self._root = os.fsencode(self.path)
         self._use(self._fresh())
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Final, TypeVar
 
 from cachefs.client.blocking import BlockingClient
+from cachefs.core import config
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
 from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
@@ -78,6 +80,19 @@ class MountSession:
     def close(self) -> None:
         """Ends the session; idempotent."""
         self._client.close()
+
+
+def state_home() -> StateHome:
+    """Returns the state home of this process's user, as the commands find it, without the packages
+    of the commands."""
+    user_home = os.path.expanduser("~")
+    files = [
+        config.TomlFile(path, Path(path).read_text(encoding="utf-8"))
+        for path in config.config_paths(None, os.environ, user_home)
+        if os.path.exists(path)
+    ]
+    chosen = config.load(flags={}, environ=os.environ, files=files)
+    return StateHome(config.state_home(chosen, os.environ, user_home))
 
 
 def find_place(path: str, home: StateHome) -> MountPlace | None:
