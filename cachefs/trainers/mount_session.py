@@ -17,7 +17,7 @@ from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
 from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
 from cachefs.core.model import Inode, NamespaceId
-from cachefs.core.mountinfo import Mount, read_mounts
+from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
@@ -109,21 +109,24 @@ def state_home() -> StateHome:
 def find_place(path: str, home: StateHome) -> MountPlace | None:
     """Returns the place of a path below a mount of this user; None for any other path."""
     mounts = read_mounts()
-    real = os.path.realpath(path)
-    here = real
-    while (mount := mounts.at(here)) is None and here != "/":
-        here = os.path.dirname(here)
-    if mount is None or not mount.is_cachefs:
+    found = _mount_of(path, mounts)
+    if found is None:
         return None
+    mount, inside = found
     record = home.find_mount(mounts.original(mount).mountpoint)
-    return None if record is None else MountPlace(record, _inside(mount, here, real))
+    return None if record is None else MountPlace(record, inside)
 
 
-def open_session(path: str, home: StateHome) -> MountSession | None:
+def is_mounted(path: str) -> bool:
+    """Returns whether a path is below a mount of CacheFS, of any user."""
+    return _mount_of(path, read_mounts()) is not None
+
+
+def open_session(path: str, home: StateHome, wait_s: float = RESTART_S) -> MountSession | None:
     """Returns a session with the server of a path's mount; None if this process cannot have one.
-    Waits up to `RESTART_S` for a server that is being restarted."""
+    Waits up to `wait_s` for a server that is being restarted."""
     place = find_place(path, home)
-    deadline = time.monotonic() + RESTART_S
+    deadline = time.monotonic() + wait_s
     while place is not None:
         try:
             return MountSession.connect(place)
@@ -134,6 +137,15 @@ def open_session(path: str, home: StateHome) -> MountSession | None:
         except CacheFSError:
             return None
     return None
+
+
+def _mount_of(path: str, mounts: Mounts) -> tuple[Mount, bytes] | None:
+    """Returns the mount with a path, and the path in it; None for any other path."""
+    real = os.path.realpath(path)
+    here = real
+    while (mount := mounts.at(here)) is None and here != "/":
+        here = os.path.dirname(here)
+    return (mount, _inside(mount, here, real)) if mount is not None and mount.is_cachefs else None
 
 
 def _inside(mount: Mount, here: str, real: str) -> bytes:
