@@ -1,11 +1,11 @@
 """The transit window: small files that announced orders prefetched and admission refused, until
 they are read. Owned by the loop.
 
-Each file is a segment of the scratch area, or in memory. Each order that waits for its open has a ticket, which
-it withdraws when the file is opened or no longer expected to be. The segment is dropped once no
-ticket is left and the readers that are opening it have it. It is never dropped for others' room. A
-segment that is lost all the same (its disk hangs, the file has changed) calls its tickets, so the
-orders request the file again.
+Each file is a segment of the scratch area, or in memory. Each order that waits for its open has a
+ticket, which it withdraws when the file is opened or no longer expected to be. The segment is
+dropped once no ticket is left and the readers that are opening it have it. It is never dropped for
+others' room. A segment that is lost all the same (its disk hangs, the file has changed) calls its
+tickets, so the orders request the file again.
 """
 
 from __future__ import annotations
