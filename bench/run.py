@@ -31,6 +31,7 @@ NODE = (
     "files_ahead",
     "announced_orders",
     "library",
+    "manifests",
     "cold_random",
     "cold_maps",
     "find_million",
