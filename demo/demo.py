@@ -70,6 +70,18 @@ class Demo:
             readers.from_directory(self.dataset, self.dataset.root),
         )
 
+    def freeze(self) -> None:
+        """Shows that a frozen directory reads as a local one: the kernel alone serves it."""
+        cachefs("freeze", self.mountpoint, "--wait")
+        header()
+        readers.drop_kernel_caches(self.dataset, self.box.mountpoint)
+        expect(self.read_mount("cachefs, frozen") == 0, "a frozen directory read from the origin")
+        row(
+            "the same files in a local directory",
+            readers.from_directory(self.dataset, self.dataset.root),
+        )
+        cachefs("thaw", self.mountpoint)
+
     def pid_of(self, role: str) -> int:
         """Returns the process of a role; 0 if none runs."""
         pids = (p["pid"] for p in self.status()["processes"] if p["role"] == role)
@@ -146,6 +158,7 @@ def play(box: Sandbox, real_server: bool) -> None:
         demo = Demo(box, dataset, server)
         demo.mount()
         demo.compare()
+        demo.freeze()
         demo.kill_the_client()
         demo.kill_everything()
         demo.remount()

@@ -104,17 +104,26 @@ class ListState(NamedTuple):
         return cls(*_STATE.unpack_from(data))
 
 
-def pieces(name: str, inos: Iterable[int], *, batch_span: int = 0) -> Iterator[bytearray]:
-    """Yields the arguments of PIECE for a whole list; an array("Q") is not copied."""
+def pieces(
+    name: str,
+    inos: Iterable[int],
+    *,
+    batch_span: int = 0,
+    first: int = 0,
+    total: int | None = None,
+) -> Iterator[bytearray]:
+    """Yields the arguments of PIECE for a whole list, or for its part from place `first` on, of
+    `total`. An array("Q") is not copied."""
     numbers = inos if isinstance(inos, array.array) else array.array("Q", inos)
     if sys.byteorder == "big":
         numbers = numbers[:]
         numbers.byteswap()
-    words, total, first = memoryview(numbers).cast("B").cast("I"), len(numbers), 0
-    while first < total or not first:
-        base, width, entries = _packed(words[2 * first : 2 * first + _MOST_WORDS])
-        yield ListPiece(name, first, total, base, width, batch_span, entries).encode()
-        first += max(1, len(entries) // width)
+    words, count, done = memoryview(numbers).cast("B").cast("I"), len(numbers), 0
+    total = count if total is None else total
+    while done < count or not done:
+        base, width, entries = _packed(words[2 * done : 2 * done + _MOST_WORDS])
+        yield ListPiece(name, first + done, total, base, width, batch_span, entries).encode()
+        done += max(1, len(entries) // width)
 
 
 def _packed(words: memoryview) -> tuple[int, int, bytes]:

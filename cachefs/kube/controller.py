@@ -26,6 +26,7 @@ from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import OWNER, Key, Object, key_of
 from cachefs.kube.pod_handler import PodHandler
+from cachefs.kube.readings import Readings
 from cachefs.kube.reporter import Reporter
 from cachefs.kube.spec import OperatorSpec
 from cachefs.kube.steps import Measured
@@ -57,6 +58,7 @@ class Controller:
         self._clock = clock
         self._datasets = Datasets()
         self._pods = Pods()
+        self._readings = Readings()
         self._with_other_objects: set[Key] = set()  # Datasets whose volume or claim has changed
         self._measurements: dict[Key, Measured] = {}  # not handled yet
         self._view = MasterView(master, self._master_changed)
@@ -148,6 +150,7 @@ class Controller:
     def _gone(self, key: Key, uid: str) -> None:
         if self._datasets.drop(key, uid):
             self._dataset_handler.forget(key)
+            self._readings.drop(key)
             self._with_other_objects.discard(key)
             self._measurements.pop(key, None)
             self._add_pods_of(key)
@@ -175,7 +178,7 @@ class Controller:
 
     async def _handle_dataset(self, item: Item) -> float:
         key = (item.namespace, item.name)
-        dataset = self._datasets.by_key.get(key)
+        dataset = await self._read(key)
         if dataset is None:
             return 0.0
         changed = key in self._with_other_objects
@@ -188,6 +191,21 @@ class Controller:
         except NotFound:
             return await self._look(dataset)
         return after_s or AGAIN_S
+
+    async def _read(self, key: Key) -> Dataset | None:
+        """Returns a known Dataset, read from the API server if that is due."""
+        known = self._datasets.by_key.get(key)
+        if known is None or not self._readings.is_due(known, self._clock()):
+            return known
+        thing = await self._api.find(DATASET, key)
+        if thing is None:
+            self._gone(key, known.uid)
+            return None
+        found = datasets.parse(thing, self._rules)
+        if self._datasets.put_read(found):
+            self._add_pods_of(key)
+        self._readings.add(found, self._clock())
+        return self._datasets.by_key.get(key)
 
     async def _look(self, dataset: Dataset) -> float:
         """Reads a Dataset that seems to be gone."""

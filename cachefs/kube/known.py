@@ -27,6 +27,18 @@ class Datasets:
         before = self.by_key.get(dataset.key)
         if before is not None and not is_newer(dataset.resource_version, before.resource_version):
             return False
+        return self._set(before, dataset)
+
+    def put_read(self, dataset: Dataset) -> bool:
+        """As `put`, for an object that was read, and not watched: it replaces one of the same
+        version as well, which a watch may have shown by a former definition."""
+        before = self.by_key.get(dataset.key)
+        version = dataset.resource_version
+        if before is None or version == before.resource_version:
+            return self._set(before, dataset)
+        return self.put(dataset)
+
+    def _set(self, before: Dataset | None, dataset: Dataset) -> bool:
         self.by_key[dataset.key] = dataset
         return before is None or _gate_facts(before) != _gate_facts(dataset)
 

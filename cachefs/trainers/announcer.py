@@ -1,32 +1,34 @@
 """Announces the order of a sampler to the node's server, which reads ahead in it.
 
-An announcement is a hint: a failure is logged once, and the samples are read without it. A server
-that was restarted gets the rest of the order.
+An announcement is a hint: a failure is logged once, and the samples are read without it. What is
+left of the order is announced again to a server that was restarted, or that has ended the order
+because no file was opened for some minutes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import time
 import uuid
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig, CacheFSError
-from cachefs.core.order_messages import MOST_ENTRIES
+from cachefs.core.errors import BadConfig, CacheFSError, Interrupted, Unsupported
 from cachefs.core.orders import Order, Share
+from cachefs.trainers.announced import Announced, AnnouncedFunction, AnnouncedList
 from cachefs.trainers.manifest import Manifest
-from cachefs.trainers.mount_session import MountSession, open_session
+from cachefs.trainers.mount_session import RESTART_S
+from cachefs.trainers.order_route import OrderRoute, find_route
 
 log = logging.getLogger(__name__)
 
-Announcement = Callable[[MountSession], None]
+CHECK_S: Final = 1.0  # between two requests whether the server still has the order
 
 
 class Announcer:
-    """The order of one sampler at the server: its session, its name, what was announced last."""
+    """The order of one sampler at the server: its route, its name, what was announced last.
+    Belongs to one thread. A loader process has a copy, which announces nothing."""
 
     def __init__(self, manifest: Manifest, name: str) -> None:
         """Raises BadConfig if another sampler of this manifest has the name."""
@@ -39,38 +41,44 @@ class Announcer:
             )
         manifest.order_names.add(self._label)
         self._name = f"{self._label}-{uuid.uuid4().hex[:8]}"  # other processes may use the label
-        self._session: MountSession | None = None
         self._pid = os.getpid()
-        self._function: tuple[Order, int] | None = None  # announced last, and its span
+        self._route: OrderRoute | None = None
+        self._announced: Announced | None = None
+        self._checked_s = 0.0
         self._failed = False
 
-    def function(self, order: Order, share: Share, span: int) -> None:
-        """Announces a rank's share of an order. Replaces what was announced before."""
-        self._function = (order, span)
-        self._send(self._share_of(order, share, span))
+    def function(self, order: Order, share: Share, span: int) -> bool:
+        """Announces a rank's share of an order. Replaces what was announced before. Returns False,
+        and announces nothing, where the server only takes lists."""
+        self._announced = AnnouncedFunction(order, share, span)
+        self._send()
+        if self._route is None or self._route.takes_functions:
+            return True
+        self._announced = None
+        return False
 
-    @contextlib.contextmanager
-    def listing(self, total: int, span: int) -> Iterator[Callable[[Sequence[int]], None]]:
-        """Yields a function that announces the next inode numbers of a list, in order."""
-        announced = 0
+    def listing(self, total: int, span: int) -> Callable[[Sequence[int]], None]:
+        """Returns a function that announces the next inode numbers of a list, in order. Replaces
+        what was announced before."""
+        announced = self._announced = AnnouncedList(total, span)
 
         def add(inos: Sequence[int]) -> None:
-            nonlocal announced
-            for first in range(0, len(inos), MOST_ENTRIES):
-                piece = array("Q", inos[first : first + MOST_ENTRIES])
-                self._send(self._piece(piece, announced, total, span))
-                announced += len(piece)
+            announced.add(inos)
+            self._send()
 
-        self._function = None
-        yield add
+        return add
 
-    def check(self, rest: Share) -> None:
-        """Announces the rest of a share again if the server was restarted."""
-        if self._session is not None and self._session.is_over and self._pid == os.getpid():
+    def check(self, consumed: int) -> None:
+        """Announces the rest again if the server has lost the order. `consumed`: samples since the
+        iteration began. Loader processes may have read `span` more."""
+        announced = self._announced
+        if announced is None or self._pid != os.getpid():
+            return
+        announced.consume(consumed)
+        if announced.left > announced.span and self._is_lost():
             self._drop()
-            if self._function is not None:
-                order, span = self._function
-                self._send(self._share_of(order, rest, span))
+            announced.begin_again()
+            self._send()
 
     def close(self) -> None:
         """Ends the order and the session; idempotent."""
@@ -78,33 +86,48 @@ class Announcer:
         if self._pid == os.getpid():
             self._drop()
 
-    def _share_of(self, order: Order, share: Share, span: int) -> Announcement:
-        def announce(session: MountSession) -> None:
-            body = m.AnnounceFunction(session.namespace, self._name, order, share, span)
-            session.call(body, m.Done, self._manifest.ino_fd)
+    # ---- the route ----
 
-        return announce
-
-    def _piece(self, inos: array[int], first: int, total: int, span: int) -> Announcement:
-        def announce(session: MountSession) -> None:
-            body = m.AnnounceOrder(
-                session.namespace, self._name, first, inos.tobytes(), total, span
-            )
-            session.call(body, m.Done)
-
-        return announce
-
-    def _send(self, announce: Announcement) -> None:
-        if self._pid != os.getpid():
-            return  # a loader process has a copy of the sampler
+    def _is_lost(self) -> bool:
+        if self._route is not None and self._route.is_over:
+            return True
+        now = time.monotonic()
+        if now - self._checked_s < CHECK_S:
+            return False
+        self._checked_s = now
+        if self._route is None:
+            return self._failed
         try:
-            if self._session is None:
-                self._session = open_session(self._manifest.path, self._manifest.home)
-            if self._session is not None:
-                announce(self._session)
-                self._failed = False
+            return not self._route.has(self._name)
+        except CacheFSError:
+            return True
+
+    def _send(self) -> None:
+        announced = self._announced
+        if announced is None or self._pid != os.getpid():
+            return
+        try:
+            self._announce(announced)
+            self._failed = False
+        except Unsupported as err:  # a mount by pyfuse3
+            log.info("samples are read without being announced: %s", err.one_line())
+            self._announced = None
+            self._drop()
         except CacheFSError as err:
             self._report(err)
+
+    def _announce(self, announced: Announced) -> None:
+        if self._route is None:
+            self._route = find_route(self._manifest, 0.0 if self._failed else RESTART_S)
+            announced.begin_again()
+        route = self._route
+        if route is None or not (announced.is_list or route.takes_functions):
+            return
+        try:
+            announced.send(route, self._name)
+        except (BadConfig, Interrupted):  # a new server does not have what this part continues
+            announced.begin_again()
+            announced.send(route, self._name)
 
     def _report(self, err: CacheFSError) -> None:
         if not self._failed:
@@ -113,6 +136,6 @@ class Announcer:
         self._drop()
 
     def _drop(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        route, self._route = self._route, None
+        if route is not None:
+            route.close(self._name)

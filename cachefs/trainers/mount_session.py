@@ -17,7 +17,7 @@ from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
 from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
 from cachefs.core.model import Inode, NamespaceId
-from cachefs.core.mountinfo import Mount, read_mounts
+from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
@@ -60,10 +60,15 @@ class MountSession:
     def call(self, body: m.Message, answer: type[_T], fd: int | None = None) -> _T:
         """Returns the reply, whose type is checked; `fd` is sent with the request. Raises the typed
         errors."""
-        reply = self._client.call(body, CALL_TIMEOUT_S, fd)
-        if not isinstance(reply, answer):
-            raise ProtocolError(f"unexpected reply {type(reply).__name__}")
-        return reply
+        return _checked(self._client.call(body, CALL_TIMEOUT_S, fd), answer)
+
+    def send(self, body: m.Message) -> int:
+        """Sends a request and returns its id, for `reply_to`. Raises as `call`."""
+        return self._client.send(body, CALL_TIMEOUT_S)
+
+    def reply_to(self, id: int, answer: type[_T]) -> _T:
+        """Waits for the reply to a request that was sent. Raises as `call`."""
+        return _checked(self._client.reply_to(id, CALL_TIMEOUT_S), answer)
 
     def resolve(self) -> Inode:
         """Returns the inode of the path. Raises NotFound."""
@@ -82,6 +87,12 @@ class MountSession:
         self._client.close()
 
 
+def _checked(reply: m.Message, answer: type[_T]) -> _T:
+    if not isinstance(reply, answer):
+        raise ProtocolError(f"unexpected reply {type(reply).__name__}")
+    return reply
+
+
 def state_home() -> StateHome:
     """Returns the state home of this process's user, as the commands find it, without the packages
     of the commands."""
@@ -98,21 +109,24 @@ def state_home() -> StateHome:
 def find_place(path: str, home: StateHome) -> MountPlace | None:
     """Returns the place of a path below a mount of this user; None for any other path."""
     mounts = read_mounts()
-    real = os.path.realpath(path)
-    here = real
-    while (mount := mounts.at(here)) is None and here != "/":
-        here = os.path.dirname(here)
-    if mount is None or not mount.is_cachefs:
+    found = _mount_of(path, mounts)
+    if found is None:
         return None
+    mount, inside = found
     record = home.find_mount(mounts.original(mount).mountpoint)
-    return None if record is None else MountPlace(record, _inside(mount, here, real))
+    return None if record is None else MountPlace(record, inside)
 
 
-def open_session(path: str, home: StateHome) -> MountSession | None:
+def is_mounted(path: str) -> bool:
+    """Returns whether a path is below a mount of CacheFS, of any user."""
+    return _mount_of(path, read_mounts()) is not None
+
+
+def open_session(path: str, home: StateHome, wait_s: float = RESTART_S) -> MountSession | None:
     """Returns a session with the server of a path's mount; None if this process cannot have one.
-    Waits up to `RESTART_S` for a server that is being restarted."""
+    Waits up to `wait_s` for a server that is being restarted."""
     place = find_place(path, home)
-    deadline = time.monotonic() + RESTART_S
+    deadline = time.monotonic() + wait_s
     while place is not None:
         try:
             return MountSession.connect(place)
@@ -123,6 +137,15 @@ def open_session(path: str, home: StateHome) -> MountSession | None:
         except CacheFSError:
             return None
     return None
+
+
+def _mount_of(path: str, mounts: Mounts) -> tuple[Mount, bytes] | None:
+    """Returns the mount with a path, and the path in it; None for any other path."""
+    real = os.path.realpath(path)
+    here = real
+    while (mount := mounts.at(here)) is None and here != "/":
+        here = os.path.dirname(here)
+    return (mount, _inside(mount, here, real)) if mount is not None and mount.is_cachefs else None
 
 
 def _inside(mount: Mount, here: str, real: str) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from cachefs.trainers.manifest import Manifest
 from cachefs.trainers.sampler_state import SamplerState, state_from
 
 LOOK_AHEAD: Final = 4096  # samples of this rank that are placed and announced ahead
+PART: Final = 512  # samples of a list that are announced at once
 
 Shuffle = Literal["none", "full", "block", "window"]
 
@@ -99,7 +101,7 @@ class OrderSampler:
     def advance(self, samples: int) -> None:
         """Reports that this rank consumed its next samples."""
         self._consumed += samples
-        self._announcer.check(self._share_from_here())
+        self._announcer.check(self._consumed)
 
     def __len__(self) -> int:
         """The number of samples of this rank from the position at which the iteration begins."""
@@ -121,37 +123,47 @@ class OrderSampler:
         self._consumed, self._exhausted = 0, False
 
     def _samples(self) -> Iterator[int]:
-        yield from self._shared() if self._shares is None else self._placed(self._shares)
+        behind = max(self._span, LOOK_AHEAD)  # of a loader that reports nothing
+        for drawn, sample in enumerate(self._announced()):
+            if drawn % PART == 0:
+                self._announcer.check(max(self._consumed, drawn - behind))
+            yield sample
         self._exhausted = True
 
+    def _announced(self) -> Iterable[int]:
+        """Announces this rank's samples, as a function if possible, and returns them."""
+        if self._shares is not None:
+            return self._listed(self._batches(self._shares))
+        if self._announcer.function(self._order, self._share, self._span):
+            return self._shared()
+        samples = self._shared()
+        return self._listed(iter(lambda: [*itertools.islice(samples, PART)], []))
+
     def _shared(self) -> Iterator[int]:
-        """Yields this rank's share of the order, at equal distances."""
-        self._announcer.function(self._order, self._share, self._span)
+        """Returns this rank's share of the order, at equal distances."""
         first, step, n = self._share.start + self._share.rank, self._share.world_size, self._order.n
         positions = range(first, first + step * len(self), step)
-        yield from self._order.indices(position % n for position in positions)
+        return self._order.indices(position % n for position in positions)
 
-    def _share_from_here(self) -> Share:
-        return msgspec.structs.replace(self._share, start=self.position)
+    def _listed(self, parts: Iterable[list[int]]) -> Iterator[int]:
+        """Yields the samples of all parts, each some time after it was announced."""
+        announce = self._announcer.listing(len(self), self._span)
+        waiting: list[int] = []
+        for part in parts:
+            announce([self.manifest.ino(sample) for sample in part])
+            waiting += part
+            if len(waiting) > LOOK_AHEAD:
+                yield from waiting[:-LOOK_AHEAD]
+                del waiting[:-LOOK_AHEAD]
+        yield from waiting
 
-    def _placed(self, shares: BatchShares) -> Iterator[int]:
-        """Yields what this rank reads of each global batch, some batches after it was announced."""
+    def _batches(self, shares: BatchShares) -> Iterator[list[int]]:
+        """Yields what this rank reads of each global batch. Raises BadConfig."""
         if not self._batch_size:
             raise BadConfig(
                 "locality needs the batch size of a rank",
                 remedy="use cachefs.torch.DataLoader, or give batch_size to the sampler",
             )
-        waiting: list[int] = []
-        with self._announcer.listing(len(self), self._span) as announce:
-            for share in self._batches(shares):
-                announce([self.manifest.ino(sample) for sample in share])
-                waiting += share
-                if len(waiting) > LOOK_AHEAD:
-                    yield from waiting[:-LOOK_AHEAD]
-                    del waiting[:-LOOK_AHEAD]
-            yield from waiting
-
-    def _batches(self, shares: BatchShares) -> Iterator[list[int]]:
         start, world_size, n = self._share.start, self._share.world_size, self._order.n
         end = start + world_size * len(self)
         for first in range(start, end, world_size * self._batch_size):

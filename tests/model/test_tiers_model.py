@@ -183,7 +183,7 @@ class Model:
         one = self.random.choice(self.tiers._tiers.running)
         if self.hanging or self.random.random() < 0.7:
             return
-        shutil.rmtree(one.spec.path, ignore_errors=True)
+        remove_whole(one.spec.path)
         if one.in_service:
             leave(one)
         await self.tiers._tiers.look()
@@ -268,6 +268,16 @@ class Model:
                 pass
         for ino in self.inos:
             assert (await read(self.tiers, ino))[0] == self.rig.data[ino]
+
+
+def remove_whole(path: str) -> None:
+    """Deletes a directory into which the tier may just write. Half of it would be neither a tier
+    nor empty: the cache refuses to start on it."""
+    for _ in range(100):
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.exists(path):
+            return
+    raise AssertionError(f"{path} cannot be deleted")
 
 
 @pytest.mark.timeout(300)

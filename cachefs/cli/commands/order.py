@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import array
-import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterable
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import click
 
 from cachefs.cli import output
-from cachefs.core.errors import BadConfig, NotFound, Unsupported
-from cachefs.core.order_ioctl import PIECE, STATE, ListPiece, ListState, pieces
+from cachefs.client.directory_orders import DirectoryOrders
+from cachefs.core.errors import NotFound
 
 POLL_S: Final = 1.0
 
@@ -37,15 +35,11 @@ def command(
 
     The node prefetches small files in this order, a bounded window ahead of the readers. The order
     ends when its files were opened, after 10 minutes without an open, and with the mount."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        inos = _inos_of(path, files_from)
-        for piece in pieces(name, inos):
-            _call(directory, PIECE, piece, path)
-        if follow:
-            _follow(directory, name, path, as_json)
-    finally:
-        os.close(directory)
+    orders = DirectoryOrders(path)
+    inos = _inos_of(path, files_from)
+    orders.announce(name, inos)
+    if follow:
+        _follow(orders, name, as_json)
     if as_json:
         output.print_json({"path": path, "name": name, "files": len(inos)})
     elif not follow:
@@ -83,40 +77,18 @@ def _listing(folder: bytes) -> dict[bytes, int]:
         return {}
 
 
-def _call(directory: int, command: int, argument: bytearray, path: str) -> None:
-    """Raises the typed errors of the ioctl."""
-    try:
-        fcntl.ioctl(directory, command, argument)
-    except OSError as err:
-        if err.errno == errno.ENOTTY:
-            raise Unsupported(
-                "this directory takes no announcements of orders",
-                path=path,
-                remedy="mount it with `cachefs mount` of this version and --transport kernel",
-            ) from err
-        if err.errno == errno.EINVAL:
-            raise BadConfig(
-                "the order was refused: the mount has too many, or it was interrupted",
-                path=path,
-                remedy="announce it again from its start",
-            ) from err
-        raise
-
-
-def _follow(directory: int, name: str, path: str, as_json: bool) -> None:
+def _follow(orders: DirectoryOrders, name: str, as_json: bool) -> None:
     """Shows the state of the order about once a second, until it has ended."""
     while True:
-        buffer = bytearray(ListPiece(name).header())
         try:
-            _call(directory, STATE, buffer, path)
-        except FileNotFoundError:
+            state = orders.state(name)
+        except NotFound:
             return
-        state: dict[str, Any] = ListState.decode(buffer)._asdict()
         if as_json:
-            output.print_json(state)
+            output.print_json(state._asdict())
         else:
             click.echo(
-                f"{state['position']:,} of {state['total']:,} opened, "
-                f"{state['ahead_files']:,} ahead, {state['late']:,} opened before their prefetch"
+                f"{state.position:,} of {state.total:,} opened, "
+                f"{state.ahead_files:,} ahead, {state.late:,} opened before their prefetch"
             )
         time.sleep(POLL_S)

@@ -18,6 +18,17 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert known.phases() == {**dict.fromkeys(Phase, 0), Phase.LOADED: 1}
 
 
+def test_what_was_read_replaces_what_a_watch_showed_of_the_same_version() -> None:
+    known = Datasets()
+    known.put(parsed(resourceVersion="10"))
+    assert not known.put_read(parsed({"load": {"revision": 9}}, resourceVersion="9"))
+    assert known.by_key["ml", "one"].spec.load.revision == 0
+    assert known.put_read(parsed({"load": {"revision": 1}}, resourceVersion="10"))
+    assert known.by_key["ml", "one"].spec.load.revision == 1
+    assert not known.put_read(parsed({"load": {"revision": 1}}, resourceVersion="11"))
+    assert known.by_key["ml", "one"].resource_version == "11"
+
+
 def test_the_end_of_a_former_object_is_not_that_of_its_successor() -> None:
     known = Datasets()
     known.put(parsed(uid="u2", resourceVersion="20"))

@@ -20,7 +20,7 @@ from cachefs.client.admin import AdminClient
 from cachefs.core import admin as a
 from cachefs.core.errors import CacheFSError
 from cachefs.kube.names import COMPONENT, DATASETS, DRIVER, GATE, GROUP, VERSION
-from tests.kube.real.cluster import Cluster, Manifest
+from tests.kube.real.cluster import Cluster, ClusterFailed, Manifest
 from tests.services.cluster import Cluster as Cache
 from tests.services.commands import CACHEFS
 from tests.services.metrics_page import exposed_at_socket
@@ -163,6 +163,15 @@ class Lab:
         return f"file://{directory}"
 
     # ---- objects ---------------------------------------------------------------------------------
+
+    def apply_again(self, *manifests: Manifest) -> None:
+        """Applies objects that may go between kubectl's look at them and its change of them."""
+        try:
+            self.control.apply(*manifests)
+        except ClusterFailed as err:
+            if "(NotFound)" not in str(err):
+                raise
+            self.control.apply(*manifests)
 
     def space(self, name: str) -> str:
         self.control.apply(namespace(name))

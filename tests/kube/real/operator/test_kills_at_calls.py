@@ -144,7 +144,7 @@ class Lives:
 def apply(lab: Lab, space: str, source: str, event: tuple[str, str, dict[str, Any]]) -> None:
     kind, name, spec = event
     if kind == "apply":
-        lab.control.apply(dataset(space, name, source, **spec))
+        lab.apply_again(dataset(space, name, source, **spec))
     else:
         words = ("--wait=false", "--ignore-not-found")
         lab.control.kubectl("delete", "dataset", name, "-n", space, *words)

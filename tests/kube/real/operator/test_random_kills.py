@@ -31,7 +31,7 @@ _numbers = itertools.count()
 def apply(lab: Lab, space: str, source: str, event: tuple[str, str, dict[str, Any]]) -> None:
     match event:
         case ("apply", name, spec):
-            lab.control.apply(dataset(space, name, source, **spec))
+            lab.apply_again(dataset(space, name, source, **spec))
         case ("delete", name, _):
             lab.control.kubectl(
                 "delete", "dataset", name, "-n", space, "--wait=false", "--ignore-not-found"

@@ -1,0 +1,111 @@
+"""The ways on which a sampler's order reaches the server of its mount: a session on the node's
+socket, or ioctls on a directory of the mount where this process can have no session."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+from cachefs.client.directory_orders import DirectoryOrders
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.order_messages import MOST_ENTRIES
+from cachefs.core.orders import Order, Share
+from cachefs.trainers.manifest import Manifest
+from cachefs.trainers.mount_session import RESTART_S, MountSession, is_mounted, open_session
+
+
+class OrderRoute(Protocol):
+    """Announces the orders of one sampler. Every method but `close` raises typed errors."""
+
+    takes_functions: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server has ended, as far as that is known without a request."""
+
+    def function(self, name: str, order: Order, share: Share, span: int) -> None:
+        """Announces a rank's share of an order."""
+
+    def part(self, name: str, first: int, inos: array[int], total: int, span: int) -> None:
+        """Announces the places of a list from `first` on. Raises BadConfig for a part that does
+        not continue the list."""
+
+    def has(self, name: str) -> bool:
+        """Returns whether the server still has an order."""
+
+    def close(self, name: str) -> None:
+        """Ends the order; idempotent, and without errors: orders also end by themselves."""
+
+
+class SocketRoute:
+    """A session of the sampler's own. Its orders end with it."""
+
+    takes_functions = True
+
+    def __init__(self, session: MountSession, ino_fd: int) -> None:
+        self._session = session
+        self._ino_fd = ino_fd
+
+    @property
+    def is_over(self) -> bool:
+        return self._session.is_over
+
+    def function(self, name: str, order: Order, share: Share, span: int) -> None:
+        body = m.AnnounceFunction(self._session.namespace, name, order, share, span)
+        self._session.call(body, m.Done, self._ino_fd)
+
+    def part(self, name: str, first: int, inos: array[int], total: int, span: int) -> None:
+        for done in range(0, len(inos), MOST_ENTRIES):
+            piece = inos[done : done + MOST_ENTRIES].tobytes()
+            where = self._session.namespace, name, first + done
+            self._session.call(m.AnnounceOrder(*where, piece, total, span), m.Done)
+
+    def has(self, name: str) -> bool:
+        try:
+            self._session.call(m.OrderState(self._session.namespace, name), m.OrderStateReply)
+        except NotFound:
+            return False
+        return True
+
+    def close(self, name: str) -> None:
+        self._session.close()
+
+
+class IoctlRoute:
+    """A directory of the mount. The mount takes lists only, and knows them by user and name."""
+
+    takes_functions = False
+    is_over = False
+
+    def __init__(self, path: str) -> None:
+        self._orders = DirectoryOrders(path)
+
+    def function(self, name: str, order: Order, share: Share, span: int) -> None:
+        raise NotImplementedError("a mount takes lists only")
+
+    def part(self, name: str, first: int, inos: array[int], total: int, span: int) -> None:
+        self._orders.announce(name, inos, first=first, total=total, batch_span=span)
+        self._orders.state(name)  # the mount holds nothing back then
+
+    def has(self, name: str) -> bool:
+        try:
+            self._orders.state(name)
+        except NotFound:
+            return False
+        return True
+
+    def close(self, name: str) -> None:
+        try:
+            self._orders.end(name)
+        except CacheFSError:
+            return
+
+
+def find_route(manifest: Manifest, wait_s: float = RESTART_S) -> OrderRoute | None:
+    """Returns how this process reaches the server of the manifest's mount; None if it is not on a
+    mount. Waits up to `wait_s` for a server that is being restarted."""
+    session = open_session(manifest.path, manifest.home, wait_s)
+    if session is not None:
+        return SocketRoute(session, manifest.ino_fd)
+    return IoctlRoute(manifest.path) if is_mounted(manifest.path) else None
