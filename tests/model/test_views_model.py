@@ -69,7 +69,7 @@ def begin(log: Path) -> None:
 
 def live(place: Path, seed: int, step: int) -> int:
     """Runs one life; returns its exit code."""
-    command = [sys.executable, "-m", "tests.model.views_process", place, str(seed), str(step)]
+    command = [sys.executable, "-m", "tests.model.views_process", str(place), str(seed), str(step)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_S, check=False
     )
