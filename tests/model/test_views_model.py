@@ -26,7 +26,7 @@ from tests.unit.worker.rig import descriptors
 
 ROOT = Path(__file__).parents[2]
 LIVES = 6
-MOST_STEPS = 700  # of a life; a life that takes fewer ends by itself
+MOST_STEPS = {"disk": 700, "covers": 20, "events": 8}  # a life that takes fewer ends by itself
 LIFE_S = 60.0
 KILLED = -9
 
@@ -49,8 +49,9 @@ def test_no_cover_shows_what_the_mount_would_not_show(place: Path, seed: int) ->
     before = descriptors()
     ends = set()
     for life in range(LIVES):
-        step = int(MOST_STEPS ** rng.random())
-        ends.add(live(place, seed * 100 + life, step))
+        kind = rng.choice([*MOST_STEPS])
+        step = int(MOST_STEPS[kind] ** rng.random())
+        ends.add(live(place, seed * 100 + life, kind, step))
         asyncio.run(asyncio.wait_for(examine(place, f"seed {seed}, life {life}"), LIFE_S))
     assert not descriptors() - before
     assert KILLED in ends
@@ -67,9 +68,10 @@ def begin(log: Path) -> None:
     origin.symlink(b"train/link", b"c0/f0")
 
 
-def live(place: Path, seed: int, step: int) -> int:
+def live(place: Path, seed: int, kind: str, step: int) -> int:
     """Runs one life; returns its exit code."""
-    command = [sys.executable, "-m", "tests.model.views_process", str(place), str(seed), str(step)]
+    command = [sys.executable, "-m", "tests.model.views_process", str(place)]
+    command += [str(seed), kind, str(step)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_S, check=False
     )

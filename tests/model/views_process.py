@@ -1,5 +1,5 @@
 """A node with views, as a process that kills itself before its Nth change of the disk,
-of the index, or of a cover. `python -m tests.model.views_process DIRECTORY SEED STEP`.
+of the index, or of a cover. `python -m tests.model.views_process DIRECTORY SEED KIND N`.
 
 What outlives it lies in the directory: the tier, the names, the history of the origin, and the list
 of the covers, which the kernel would have.
@@ -16,18 +16,19 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cachefs.core.errors import InUse, NotFound
-from cachefs.core.model import Fingerprint
+from cachefs.core.model import ContentId, Fingerprint
 from cachefs.core.policies import Policy
-from tests.integration.test_views import one_step
+from tests.integration.test_views import change_origin
 from tests.integration.views_rig import Covered, FakeKernel, FakeMount, KeptOrigin, Node, node
 from worker.store.writer import Writer
 from worker.views import automatic, choice, covers
 from worker.views.views import Views
 
 STEPS = 25
+COVER_TRIES = 60
 CALLS = ("link", "unlink", "mkdir", "rmdir", "symlink", "chown", "chmod", "utime")
 MOUNTPOINT = "/m"
 
@@ -106,8 +107,15 @@ def left_covers(log: Path) -> dict[int, tuple[bytes, str]]:
     return left
 
 
-def kill_at(step: int) -> None:
-    """Kills this process before the call number `step`."""
+KINDS: Final[dict[str, list[tuple[Any, str]]]] = {
+    "disk": [*((os, name) for name in CALLS), (Writer, "write"), (Writer, "submit")],
+    "covers": [(FakeMount, "send_cover"), (FakeMount, "send_uncover"), (Views, "reported")],
+    "events": [(Views, "heed")],
+}
+
+
+def kill_at(kind: str, step: int) -> None:
+    """Kills this process before the call number `step` of a kind."""
     count = [0]
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,12 +127,7 @@ def kill_at(step: int) -> None:
 
         return call
 
-    for name in CALLS:
-        setattr(os, name, counted(getattr(os, name)))
-    for owner, name in (
-        (Writer, "write"), (Writer, "submit"), (Views, "reported"), (Views, "heed"),
-        (FakeMount, "send_cover"), (FakeMount, "send_uncover"),
-    ):  # fmt: skip
+    for owner, name in KINDS[kind]:
         setattr(owner, name, counted(getattr(owner, name)))
 
 
@@ -136,33 +139,56 @@ def settle() -> None:
     choice.LEAST_FILES = 3  # type: ignore[misc]
 
 
-async def work(directory: Path, seed: int, step: int) -> None:
+async def work(directory: Path, seed: int, kind: str, step: int) -> None:
     rng = random.Random(seed)
     origin = LoggedOrigin(directory / "origin.log")
     kernel = FakeKernel()
+    kill_at(kind, step)
     async with node(directory, origin, kernel=kernel) as one:
         kept = LoggedCovers(directory / "covers.log", directory / "tier")
-        mount = await one.mount(MOUNTPOINT, kept)
-        kill_at(step)
+        await one.mount(MOUNTPOINT, kept)
         for _ in range(STEPS):
             with contextlib.suppress(NotFound, InUse):
-                await random_step(rng, one, mount)
+                await random_step(rng, one)
+            if rng.random() < 0.7:
+                await cover(one)
 
 
-async def random_step(rng: random.Random, one: Node, mount: FakeMount) -> None:
-    if rng.random() < 0.2:
-        path = rng.choice([b"train", b"train/c0", b"other", b""])
-        if (await one.master.resolve(path)).inode is not None:
-            view = rng.choice(["auto", "native", "never"])
+async def cover(one: Node) -> None:
+    """Has the views built that wait, without their pauses."""
+    for _ in range(COVER_TRIES):
+        waiting = [view for view in one.views.all() if view.status().state != "covered"]
+        if not waiting:
+            return
+        for view in waiting:
+            view._due_s = 0.0
+            view._woken.set()
+        await asyncio.sleep(0.005)
+
+
+async def random_step(rng: random.Random, one: Node) -> None:
+    path = rng.choice([b"train", b"train", b"train/c0", b"other", b""])
+    match rng.choice(["freeze", "thaw", "policy", "look", "free", "change", "change", "change"]):
+        case "freeze":
+            await one.freeze(path)
+        case "thaw":
+            await one.views.thaw(one.namespace, path)
+        case "policy":
+            policy = Policy(view=rng.choice(["auto", "native", "never"]))
             await one.views.uncover_path(one.namespace, path, "policy")
-            await one.master.set_policy(path, Policy(view=view), ())
-    elif rng.random() < 0.3:
-        await one.views.automatic.step()
-        await asyncio.sleep(rng.random() / 50)
-    else:
-        await one_step(rng, one, [mount, mount])
+            await one.master.set_policy(path, policy, ())
+        case "look":
+            await one.views.automatic.step()
+            await asyncio.sleep(rng.random() / 50)
+        case "free":
+            keys = [*one.tier.contents.order.keys()]
+            some = rng.sample(keys, min(3, len(keys)))
+            await one.cache.free([ContentId.of_key(key) for key in some])
+        case "change":
+            change_origin(rng, one.origin)
+            await one.sync()
 
 
 if __name__ == "__main__":
     settle()
-    asyncio.run(work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
