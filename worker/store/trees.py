@@ -8,12 +8,13 @@ Blocking: for threads of the tier's disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from worker.store.changes import PutName, PutView
 from worker.store.directory import FILE_MODE, TierDirectory, place
@@ -75,7 +76,7 @@ def open_top(tier: TierDirectory, view: int, path: Sequence[bytes] = ()) -> int:
 
 def empty(tier: TierDirectory, view: int) -> None:
     """Unlinks all names of a tree, whose records stay. Its top stays, so that a cover of it is
-    empty from then on. Raises OSError."""
+    empty from then on; so do directories that are mount points. Raises OSError."""
     try:
         with _opened(tier, view, ()) as fd:
             _clear(fd)
@@ -87,16 +88,26 @@ def _clear(fd: int) -> None:
     for entry in [*os.scandir(fd)]:
         name = os.fsencode(entry.name)
         if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(name, dir_fd=fd)
+            shutil.rmtree(name, dir_fd=fd, onerror=_raise_unless_busy)
         else:
             os.unlink(name, dir_fd=fd)
 
 
+def _raise_unless_busy(_function: object, _path: str, failure: Any) -> None:
+    """Passes over a directory on which a user has mounted something, and those above it."""
+    if failure[1].errno not in (errno.EBUSY, errno.ENOTEMPTY):
+        raise failure[1]
+
+
 def remove(tier: TierDirectory, writer: Writer, view: int) -> list[bytes]:
-    """Removes a tree, then its records; returns the contents that were in it. Raises OSError."""
+    """Removes a tree, then its records; returns the contents that were in it. A start removes empty
+    directories that were busy. Raises OSError."""
     empty(tier, view)
-    with suppress(FileNotFoundError):
+    try:
         os.rmdir(_name(view), dir_fd=tier.views_fd)
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
     released: list[bytes] = []
     head = view_key(view)
     while names := _first(tier.index, head):

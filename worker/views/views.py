@@ -267,12 +267,13 @@ class Views:
         return ViewTable([view.status()])
 
     async def _frozen(self, namespace: NamespaceId, path: bytes) -> View:
-        """Returns the view at or above a path, or a new one."""
-        for view in self._of(namespace):
-            if _is_at_or_below(path, view.path):
-                return view
+        """Returns the view at or above a path, which is built now if it waits, or a new one."""
         service = self._service(namespace)
         await self._check(service, path)
+        for view in self._of(namespace):
+            if _is_at_or_below(path, view.path):
+                view.hasten()
+                return view
         below = [view for view in self._of(namespace) if _is_at_or_below(view.path, path)]
         if len(self._of(namespace)) - len(below) >= MOST_VIEWS:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
@@ -337,7 +338,9 @@ class Views:
         async with self._freezing:
             found = [view for view in self._of(namespace) if view.path == path]
             if not found:
-                raise NotFound("it is not frozen", path=shown(path))
+                above = [view for view in self._of(namespace) if _is_at_or_below(path, view.path)]
+                remedy = f"thaw {shown(above[0].path)}, which is above it" if above else ""
+                raise NotFound("it is not frozen", path=shown(path), remedy=remedy)
             await self._thaw(found[0])
             if found[0].record.pinned:
                 await _unpin(self._service(namespace), path)

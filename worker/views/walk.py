@@ -56,7 +56,7 @@ class TreeWalk:
         monotonic: Callable[[], float],
     ) -> None:
         self._service = service
-        self._view = view
+        self.view = view
         self._path = path
         self._defaults = defaults
         self._monotonic = monotonic
@@ -107,7 +107,7 @@ class TreeWalk:
             self._note_validity(listing.valid_for_s)
             names = dict(self._named(entry) for entry in listing.entries)
             page = ViewPage(
-                self._view, directory.record.ino, directory.path, after, listing.next, names
+                self.view, directory.record.ino, directory.path, after, listing.next, names
             )
             yield Step(page, None if listing.next else directory.record)
             if not listing.next:
