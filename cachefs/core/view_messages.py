@@ -34,8 +34,9 @@ class Uncover(Message, frozen=True):
 
 class CoverChanged(Message, frozen=True):
     """Reports that a cover was laid or removed, was found gone, or could not be laid (`reason`).
-    After Attach a client sends one for each cover that its mount has, if Welcome has `covers`. Not
-    answered, but for a view that is unknown or not current the server sends Uncover."""
+    Before Attach a client sends one for each cover that its mount has, if Welcome has `covers`: a
+    server that was started again then knows them before it changes anything. Not answered, but for
+    a view that is unknown or not current the server sends Uncover, before it answers Attach."""
 
     view: int
     covered: bool
@@ -69,7 +70,7 @@ class ViewStatus(msgspec.Struct, frozen=True):
     """A view. `state`: `building` (files are loaded or linked), `ready` (no mount has covered it
     yet), `covered`, `waiting` (after a change, until the directory is quiet), `impossible`.
     `since_s`: the time of that state (wall clock). `covers`: mounts that are covered. `reason`: one
-    line, why it is not covered."""
+    line, why it is not covered. `policy`: the policy `view` that made it; "": it was frozen."""
 
     view: int
     path: bytes
@@ -79,6 +80,7 @@ class ViewStatus(msgspec.Struct, frozen=True):
     since_s: float
     covers: int = 0
     reason: str = ""
+    policy: str = ""
 
 
 class ViewTable(Message, frozen=True):

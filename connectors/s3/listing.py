@@ -187,6 +187,17 @@ def _mtime_ns(text: str) -> int:
         return UNKNOWN_NS
 
 
+def first_names(listing: Listing, key: str) -> tuple[Fingerprint | None, bool | None]:
+    """Returns the object `key`, if it is in the first page of the names that begin with it, and
+    whether there are keys below `key/`; None: they may be behind the end of the page."""
+    file = next((found for name, found in listing.objects if name == key), None)
+    below = key + "/"
+    if any(prefix == below for prefix in listing.prefixes):
+        return file, True
+    is_past = listing.greatest.encode() > below.encode()
+    return file, False if is_past or not listing.token else None
+
+
 def directory_page(listing: Listing, prefix: str) -> Page:
     """Returns the children of `prefix`, in order, of a listing with delimiter."""
     start = _below(listing, prefix)

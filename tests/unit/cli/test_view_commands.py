@@ -65,7 +65,7 @@ def test_thaw(node: FakeNode, run: Run) -> None:
 def test_views(node: FakeNode, run: Run) -> None:
     node.views = [view("covered"), view("waiting", "it changes often", b"d/e")]
     lines = ok(run("views", "/mnt/data")).splitlines()
-    assert lines[0].split() == ["path", "state", "since", "files", "size", "mounts", "reason"]
+    assert lines[0].split() == ["path", "state", "since", "files", "size", "mounts", "by", "reason"]
     assert lines[1].split()[:2] == ["/mnt/data/d", "covered"]
     assert lines[2].endswith("it changes often")
     rows = json.loads(ok(run("views", "/mnt/data", "--json")))
