@@ -30,6 +30,7 @@ NODE = (
     "files_ahead",
     "announced_orders",
     "library",
+    "manifests",
     "cold_random",
     "cold_maps",
     "find_million",

@@ -1,4 +1,4 @@
-"""A blocking client of a node's server for the command line: one request at a time, no events."""
+"""A blocking client of a node's server: requests and their replies, no events."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class BlockingClient:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._last_id = 0
+        self._expected: set[int] = set()  # requests whose reply has not arrived
+        self._replies: dict[int, m.Message] = {}  # that arrived before `reply_to` was called
         self.welcome = m.Welcome(pid=0)
 
     @classmethod
@@ -54,17 +56,41 @@ class BlockingClient:
         """Returns the reply to `body`, which is sent with a descriptor if `fd` is one. Raises the
         typed error of a Failure, DeadlineExceeded after `timeout_s` (and cancels the request),
         Unreachable when the server has ended."""
-        self._last_id += 1
         deadline = time.monotonic() + timeout_s
+        id = self.send(body, timeout_s, fd)
+        return self.reply_to(id, deadline - time.monotonic())
+
+    def send(
+        self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S, fd: int | None = None
+    ) -> int:
+        """Sends a request. Returns its id, with which the caller calls `reply_to`. Raises
+        DeadlineExceeded if the server does not read it, Unreachable."""
+        self._last_id += 1
         try:
             self._sock.settimeout(timeout_s)
             socket.send_fds(self._sock, [m.encode(self._last_id, body)], [] if fd is None else [fd])
-            return self._reply(deadline)
         except TimeoutError as err:
-            self._cancel()
-            raise DeadlineExceeded(f"no answer from the server within {timeout_s:g} s") from err
+            raise _late(timeout_s) from err
         except OSError as err:
-            raise Unreachable(f"the server cut the connection: {err.strerror}") from err
+            raise _cut(err) from err
+        self._expected.add(self._last_id)
+        return self._last_id
+
+    def reply_to(self, id: int, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
+        """Returns the reply to a request, and keeps those to others. Raises as `call`."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while id not in self._replies:
+                self._receive(deadline)
+        except TimeoutError as err:
+            self._cancel(id)
+            raise _late(timeout_s) from err
+        except OSError as err:
+            raise _cut(err) from err
+        reply = self._replies.pop(id)
+        if isinstance(reply, m.Failure):
+            raise m.error_of(reply)
+        return reply
 
     @property
     def is_over(self) -> bool:
@@ -87,22 +113,21 @@ class BlockingClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _reply(self, deadline: float) -> m.Message:
-        while True:
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                raise TimeoutError
-            self._sock.settimeout(remaining_s)
-            data, fd = receive(self._sock)
-            close_fd(fd)
-            if not data:
-                raise Unreachable("the server ended the connection")
-            frame = m.decode(data)
-            if frame.id != self._last_id:  # an event, or the late reply to a cancelled request
-                continue
-            if isinstance(frame.body, m.Failure):
-                raise m.error_of(frame.body)
-            return frame.body
+    def _receive(self, deadline: float) -> None:
+        """Receives a frame. Keeps the reply to a request; drops an event, and the late reply to a
+        cancelled request."""
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError
+        self._sock.settimeout(remaining_s)
+        data, fd = receive(self._sock)
+        close_fd(fd)
+        if not data:
+            raise Unreachable("the server ended the connection")
+        frame = m.decode(data)
+        if frame.id in self._expected:
+            self._expected.discard(frame.id)
+            self._replies[frame.id] = frame.body
 
     def _check_owner(self, owner: int) -> None:
         uid = listener_uid(self._sock)
@@ -110,6 +135,15 @@ class BlockingClient:
             cause = f"a process of user {uid} listens on the socket of a mount of user {owner}"
             raise AccessDenied(cause, remedy="check which process that is")
 
-    def _cancel(self) -> None:
+    def _cancel(self, id: int) -> None:
+        self._expected.discard(id)
         with contextlib.suppress(OSError):
-            self._sock.send(m.encode(0, m.Cancel(self._last_id)), socket.MSG_DONTWAIT)
+            self._sock.send(m.encode(0, m.Cancel(id)), socket.MSG_DONTWAIT)
+
+
+def _late(timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"no answer from the server within {timeout_s:g} s")
+
+
+def _cut(err: OSError) -> Unreachable:
+    return Unreachable(f"the server cut the connection: {err.strerror}")

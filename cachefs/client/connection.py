@@ -80,6 +80,8 @@ class Connection:
         self.on_cover: Callable[[m.Cover, int | None], None] = _close_tree  # owns the descriptor
         self.knows_covers = False  # the server does
         self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
+        self.on_greeted: Callable[[], None] = lambda: None  # before Attach: `report` is possible
+        self._greeted: socket.socket | None = None  # of a server whose Attached has not arrived
         self._hello = hello
         self._waits = waits or Waits()
         self._reconnect_wait_s = reconnect_wait_s
@@ -155,6 +157,15 @@ class Connection:
         the end of a session released everything."""
         if self._sock is not None:
             self._send(m.encode(0, body))
+
+    def report(self, body: m.Message) -> None:
+        """Sends a message without a reply, also to a server that has not answered Attach yet. Drops
+        it while there is no connection."""
+        if self._sock is not None:
+            self._send(m.encode(0, body))
+        elif self._greeted is not None:
+            with contextlib.suppress(OSError):  # its reader notices
+                self._greeted.send(m.encode(0, body))
 
     @property
     def is_connected(self) -> bool:
@@ -343,10 +354,14 @@ class Connection:
         sock = await self._reconnect()
         try:
             await self._greet(sock)
+            self._greeted = sock
+            self.on_greeted()
             attached = await self._attach_again(sock)
         except BaseException:
             sock.close()
             raise
+        finally:
+            self._greeted = None
         self._sock, self.server_pid = sock, listener_pid(sock)
         self._outbox_filled = trio.Event()
         if attached is not None:
@@ -378,7 +393,7 @@ class Connection:
 
     async def _direct(self, sock: socket.socket, body: m.Message, deadline_s: float) -> Answer:
         """Exchanges one request on a socket that has no other reader yet. Drops events that arrive
-        before the reply, as the caller drops all its cached names afterwards."""
+        before the reply, as the caller drops all its cached names afterwards, but not Uncover."""
         sock.setblocking(False)
         self._last_id += 1
         with trio.move_on_after(deadline_s):
@@ -394,6 +409,8 @@ class Connection:
                     if frame.id == self._last_id:
                         return frame.body, fd
                     close_fd(fd)
+                    if isinstance(frame.body, m.Uncover):
+                        self.on_event(frame.body)
                 await trio.lowlevel.wait_readable(sock)
         raise DeadlineExceeded(f"no answer from the server within {deadline_s:g} s")
 

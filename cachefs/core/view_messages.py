@@ -34,8 +34,9 @@ class Uncover(Message, frozen=True):
 
 class CoverChanged(Message, frozen=True):
     """Reports that a cover was laid or removed, was found gone, or could not be laid (`reason`).
-    After Attach a client sends one for each cover that its mount has, if Welcome has `covers`. Not
-    answered, but for a view that is unknown or not current the server sends Uncover."""
+    Before Attach a client sends one for each cover that its mount has, if Welcome has `covers`: a
+    server that was started again then knows them before it changes anything. Not answered, but for
+    a view that is unknown or not current the server sends Uncover, before it answers Attach."""
 
     view: int
     covered: bool

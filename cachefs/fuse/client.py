@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -86,6 +87,8 @@ class Client:
             conn.on_event = self._early_event
             if self.covers is not None:
                 conn.on_cover = self.covers.cover
+                conn.on_greeted = functools.partial(self.covers.greeted, conn)
+                self.covers.greeted(conn)
             nursery.start_soon(conn.run)
             if self.covers is not None:
                 nursery.start_soon(self.covers.run)
@@ -127,8 +130,6 @@ class Client:
         spec = self.spec
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
-        if self.covers is not None:
-            self.covers.attached(conn)
         vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs, attach=attach)
         conn.on_reconnected = lambda attached: self._on_reconnected(vfs, attached)
         conn.on_event = lambda event: self._event(vfs, event)
@@ -158,9 +159,9 @@ class Client:
         nursery.start_soon(self._unmount_when_stopping, device, nursery.cancel_scope)
 
     def _on_reconnected(self, vfs: Vfs, attached: m.Attached) -> None:
-        if self.covers is not None:
-            self.covers.attached(self._conn)
         vfs.on_reconnected(attached)
+        if self.covers is not None:
+            self.covers.distrusted()
 
     def _new_covers(self) -> Covers:
         """Returns the covers of this mount: those of a predecessor, none of a new mount."""

@@ -66,6 +66,8 @@ class KernelMountServer:
             nursery.start_soon(link.run)
             if client.covers is not None:
                 client.covers.mount.device = device
+                if client.spec.successor:
+                    client.covers.distrusted()
             nursery.start_soon(self._report)
             self._send_facts()
             link.say(w.Serving())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from cachefs.core import messages as m
 from cachefs.core.model import Kind
 from cachefs.trainers.mount_session import MountSession
+
+AHEAD: Final = 16  # folders that are listed while one is awaited
+MOST_AHEAD: Final = 64  # first pages in flight or not used yet, of up to 150 KiB each
 
 
 class FoundFile(NamedTuple):
@@ -36,6 +40,9 @@ class Listings(Protocol):
     def root_ino(self) -> int:
         """Returns the inode number of the root. Raises NotFound, or OSError."""
 
+    def expect(self, inos: Sequence[int]) -> None:
+        """Begins to list folders whose contents the caller requests next, in this order."""
+
     def contents(self, path: bytes, ino: int) -> FolderContents:
         """Returns what is in a folder, by its path below the root and its inode number."""
 
@@ -49,25 +56,33 @@ class _Attributes(msgspec.Struct, array_like=True, gc=False):
 
 
 class ServerListings:
-    """Lists by the server: a thousand names a call, no call of the kernel for each name."""
+    """Lists by the server: a thousand names a request, no call of the kernel for each name."""
 
     def __init__(self, session: MountSession) -> None:
         self._session = session
         self._attributes = msgspec.msgpack.Decoder(_Attributes)
+        self._first_pages: dict[int, int] = {}  # folder -> the request for its first page
 
     def root_ino(self) -> int:
         return self._session.resolve().ino
 
+    def expect(self, inos: Sequence[int]) -> None:
+        for ino in inos:
+            if ino not in self._first_pages and len(self._first_pages) < MOST_AHEAD:
+                self._first_pages[ino] = self._request(ino, b"")
+
     def contents(self, path: bytes, ino: int) -> FolderContents:
         found = FolderContents([], [])
-        after, last = b"", False
-        while not last:
-            request = m.ListDir(self._session.namespace, ino, after)
-            page = self._session.call(request, m.Listing)
+        request: int | None = self._first_pages.pop(ino, None) or self._request(ino, b"")
+        while request is not None:
+            page = self._session.reply_to(request, m.Listing)
+            request = self._request(ino, page.next) if page.next else None
             self._add(page, found)
-            after, last = page.next, not page.next
         found.folders.sort()  # the order of a listing has a "/" behind their names
         return found
+
+    def _request(self, ino: int, after: bytes) -> int:
+        return self._session.send(m.ListDir(self._session.namespace, ino, after))
 
     def _add(self, page: m.Listing, found: FolderContents) -> None:
         decode = self._attributes.decode
@@ -87,6 +102,9 @@ class MountListings:
 
     def root_ino(self) -> int:
         return os.stat(self._root).st_ino
+
+    def expect(self, inos: Sequence[int]) -> None:
+        pass
 
     def contents(self, path: bytes, ino: int) -> FolderContents:
         found = FolderContents([], [])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import itertools
+from collections.abc import Container, Sequence
 
-from cachefs.trainers.listings import FolderContents, FoundFolder, Listings
+from cachefs.trainers.listings import AHEAD, FolderContents, FoundFolder, Listings
 from cachefs.trainers.manifest_tables import TableMap, TableWriter
 
 
@@ -35,12 +36,17 @@ class ManifestBuild:
         """Returns the tables. Raises NotFound for a missing root, and what the listings raise."""
         waiting = [(b"", self._listings.root_ino())]
         while waiting:
+            self._listings.expect(self._next_to_list(waiting))
             path, ino = waiting.pop()
             self.tables.folder(path, ino)
             prefix = path + b"/" if path else b""
             below = self._folder(path, ino)
             waiting += [(prefix + one.name, one.ino) for one in reversed(below)]
         return self.tables
+
+    def _next_to_list(self, waiting: Sequence[tuple[bytes, int]]) -> list[int]:
+        soon = itertools.islice(reversed(waiting), 1 + AHEAD)
+        return [ino for path, ino in soon if self._unchanged(path, ino) is None]
 
     def _folder(self, path: bytes, ino: int) -> list[FoundFolder]:
         """Adds the files of a folder; returns the folders in it."""

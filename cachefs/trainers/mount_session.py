@@ -60,10 +60,15 @@ class MountSession:
     def call(self, body: m.Message, answer: type[_T], fd: int | None = None) -> _T:
         """Returns the reply, whose type is checked; `fd` is sent with the request. Raises the typed
         errors."""
-        reply = self._client.call(body, CALL_TIMEOUT_S, fd)
-        if not isinstance(reply, answer):
-            raise ProtocolError(f"unexpected reply {type(reply).__name__}")
-        return reply
+        return _checked(self._client.call(body, CALL_TIMEOUT_S, fd), answer)
+
+    def send(self, body: m.Message) -> int:
+        """Sends a request and returns its id, for `reply_to`. Raises as `call`."""
+        return self._client.send(body, CALL_TIMEOUT_S)
+
+    def reply_to(self, id: int, answer: type[_T]) -> _T:
+        """Waits for the reply to a request that was sent. Raises as `call`."""
+        return _checked(self._client.reply_to(id, CALL_TIMEOUT_S), answer)
 
     def resolve(self) -> Inode:
         """Returns the inode of the path. Raises NotFound."""
@@ -80,6 +85,12 @@ class MountSession:
     def close(self) -> None:
         """Ends the session; idempotent."""
         self._client.close()
+
+
+def _checked(reply: m.Message, answer: type[_T]) -> _T:
+    if not isinstance(reply, answer):
+        raise ProtocolError(f"unexpected reply {type(reply).__name__}")
+    return reply
 
 
 def state_home() -> StateHome:

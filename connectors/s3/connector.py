@@ -27,11 +27,19 @@ from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import Head, OnConnected, WholeFileRequest, ignore_connections
 from connectors.pages import Pages
 from connectors.s3.http import Requests, S3Http
-from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page, parse_listing
+from connectors.s3.listing import (
+    DIRECTORY,
+    Listing,
+    ListingProgress,
+    directory_page,
+    first_names,
+    parse_listing,
+)
 from connectors.s3.options import S3Options
 from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
+STAT_KEYS: Final = 2  # an object, and the first name behind it
 REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
 NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
 READING: Final = Capabilities(
@@ -117,17 +125,24 @@ class S3Connector:
         raise NotFound("this is an object, not a prefix", remedy=remedy, path=where[:-1])
 
     def stat(self, path: bytes) -> Entry:
+        """Returns the entry of a path, nearly always by one request: a listing of its first names
+        has the object, and shows whether there are keys below it."""
         name = path.rpartition(b"/")[2]
-        if not path or self._is_directory(path):
+        if not path:
             return Entry(name, DIRECTORY)
-        return Entry(name, self._head(self._key(path)))
-
-    def _is_directory(self, path: bytes) -> bool:
+        key = self._key(path)
         try:
-            return self._has_keys(self._directory(path))
+            listing = self._list({"prefix": key, "delimiter": "/", "max-keys": str(STAT_KEYS)})
         except AccessDenied:
-            self._head(self._key(path))  # a caller who may read and not list still sees the file
-            return False
+            # A caller who may read and not list still sees the file.
+            return Entry(name, self._head(key))
+        file, has_keys_below = first_names(listing, key)
+        if has_keys_below is None:
+            has_keys_below = self._has_keys(key + "/")
+        if has_keys_below:
+            return Entry(name, DIRECTORY)
+        # The HEAD of a name that the listing lacks has the error: absent, or refused.
+        return Entry(name, file or self._head(key))
 
     def _head(self, key: str) -> Fingerprint:
         path = f"s3://{self._bucket}/{key}"

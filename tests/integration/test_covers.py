@@ -23,6 +23,8 @@ from tests.services.processes import is_running, wait_until
 
 HERE = Path(__file__).parent
 FILES = 60
+ROLES = ("client", "supervisor", "server")
+KILLED = r"ended unexpectedly|connection to the server is lost|cannot connect|lost the supervisor"
 CYCLES = 25  # of freeze and thaw; the benchmark has a thousand
 UNMOUNTS = {
     "umount": ["umount"],
@@ -121,29 +123,34 @@ def test_readers_while_a_directory_is_covered_and_uncovered(
 def test_readers_while_each_process_is_killed(
     node: Node, mnt: Path, source: Path, tmp_path: Path, path: str
 ) -> None:
-    node.allowed_log.append(r"ended unexpectedly|connection to the server is lost|cannot connect")
-    # A server that was killed does not know which mounts are covered. It waits for reports.
-    node.allowed_log.append(r"a client has not removed its cover: the tree of the view is emptied")
-    node.allowed_log.append(r"ended together with its supervisor|lost the supervisor|supervisor")
+    """A change afterwards waits for nobody: each process knows the covers, or asks the kernel."""
+    node.allowed_log.append(KILLED)
     freeze(node, mnt / path)
     with reading(tmp_path, *every_kind(mnt, source)):
         for role in ("client", "supervisor", "server", "client", "server"):
-            (pid,) = {p["pid"] for p in node.processes(mnt) if p["role"] == role} or {0}
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: status_answers(node, mnt), f"a successor of the {role}")
+            kill(node, mnt, role)
     freeze(node, mnt / path)
     (source / "train" / "a" / "f1").write_text("changed")
     node.ok("sync", "-R", mnt)
     assert (mnt / "train" / "a" / "f1").read_text() == "changed"
 
 
-def status_answers(node: Node, mnt: Path) -> bool:
+def kill(node: Node, mnt: Path, role: str) -> None:
+    """Kills the process of a role, and waits for its successor: a mount whose client and supervisor
+    die together ends."""
+    pid = pids(node, mnt)[role]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pids(node, mnt).get(role, pid) != pid, f"a successor of the {role}")
+    wait_until(lambda: len(pids(node, mnt)) == len(ROLES), f"all processes run after the {role}")
+
+
+def pids(node: Node, mnt: Path) -> dict[str, int]:
+    """The processes of a mount that run, by role; none while the server does not answer."""
     try:
-        roles = {process["role"] for process in node.processes(mnt)}
+        found = {process["role"]: process["pid"] for process in node.processes(mnt)}
     except AssertionError:
-        return False
-    return {"client", "supervisor", "server"} <= roles
+        return {}
+    return {role: pid for role, pid in found.items() if is_running(pid)}
 
 
 def test_a_change_is_shown_when_sync_returns(node: Node, mnt: Path, source: Path) -> None:

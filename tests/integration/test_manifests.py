@@ -38,7 +38,7 @@ def make(node: Node, train: Path) -> Callable[[], Manifest]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[m.Message]:
     """The requests of all sessions of manifests."""
     made: list[m.Message] = []
-    call = MountSession.call
+    call, send = MountSession.call, MountSession.send
 
     def noted(
         session: MountSession, body: m.Message, answer: type, fd: int | None = None
@@ -46,7 +46,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[m.Message]:
         made.append(body)
         return call(session, body, answer, fd)
 
+    def sent(session: MountSession, body: m.Message) -> int:
+        made.append(body)
+        return send(session, body)
+
     monkeypatch.setattr(MountSession, "call", noted)
+    monkeypatch.setattr(MountSession, "send", sent)
     return made
 
 

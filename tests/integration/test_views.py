@@ -16,9 +16,18 @@ import pytest
 from cachefs.core.errors import NotADirectory, NotFound
 from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy
-from tests.integration.views_rig import MIB, FakeMount, KeptOrigin, Node, node, read_tree
+from tests.integration.views_rig import (
+    MIB,
+    Covered,
+    FakeKernel,
+    FakeMount,
+    KeptOrigin,
+    Node,
+    node,
+    read_tree,
+)
 from tests.unit.worker.rig import descriptors
-from worker.views import covers, views
+from worker.views import covers, view, views
 
 LIMIT_S = 60.0
 
@@ -81,7 +90,7 @@ def test_after_a_sync_no_cover_shows_the_old_names(tmp_path: Path) -> None:
     run(script())
 
 
-def test_a_client_that_hangs_keeps_a_cover_that_shows_nothing(
+def test_the_worker_removes_the_cover_of_a_client_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(covers, "UNCOVER_S", 0.2)
@@ -89,6 +98,28 @@ def test_a_client_that_hangs_keeps_a_cover_that_shows_nothing(
     async def script() -> None:
         origin = origin_with()
         async with node(tmp_path, origin) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            mount.hangs = True
+            origin.put(b"train/c0/f0", b"new")
+            await one.sync(b"train")
+            assert not mount.covers
+            mount.hangs = False
+            await one.covered(b"train")
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+
+    run(script())
+
+
+def test_a_cover_that_the_worker_cannot_remove_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(covers, "UNCOVER_S", 0.2)
+
+    async def script() -> None:
+        origin = origin_with()
+        async with node(tmp_path, origin) as one:
+            one.kernel.is_blind = True
             mount = await one.mount()
             await one.freeze(b"train")
             mount.hangs = True
@@ -137,8 +168,10 @@ def test_a_mount_that_ended_has_no_cover(tmp_path: Path) -> None:
     run(script())
 
 
-def test_covers_outlive_a_server(tmp_path: Path) -> None:
-    """A successor finds the tree as it was, and nothing is laid or read again."""
+def test_covers_outlive_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor finds the tree as it was, and nothing is laid or read again. It knows the covers,
+    so the next change waits for no client that has none."""
+    monkeypatch.setattr(covers, "UNCOVER_S", 10 * LIMIT_S)
 
     async def script() -> None:
         origin = origin_with()
@@ -160,28 +193,79 @@ def test_covers_outlive_a_server(tmp_path: Path) -> None:
     run(script())
 
 
-def test_what_changed_while_no_views_were_kept_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def covered_before_a_change(tmp_path: Path, origin: KeptOrigin) -> Covered:
+    """Returns the covers that a process has left: it was killed between a change and its event."""
+    async with node(tmp_path, origin) as one:
+        await one.mount()
+        await one.freeze(b"train")
+        kept, one.mounts[0].covers = one.mounts[0].covers, {}
+        await one.views.close()
+        origin.put(b"train/c0/f0", b"new")
+        await one.sync(b"train")
+    return kept
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_a_cover_from_before_a_change_is_reported_and_removed_before_its_mount_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_blind: bool
 ) -> None:
+    """Nothing is emptied: the client of the cover has reported, so it is known."""
+    monkeypatch.setattr(views, "REACH_STEPS", 0)
+
+    async def script() -> None:
+        origin = origin_with()
+        kept = await covered_before_a_change(tmp_path, origin)
+        kernel = FakeKernel()
+        kernel.is_blind = is_blind
+        async with node(tmp_path, origin, kernel=kernel) as one:
+            tree = one.view(b"train").number
+            mount = await one.mount("/m", kept)
+            assert not mount.covers
+            await one.covered(b"train")
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+            assert is_blind or one.view(b"train").number == tree
+
+    run(script())
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_a_cover_from_before_a_change_that_is_never_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_blind: bool
+) -> None:
+    """Its client is dead. The worker removes the cover, or, if it cannot, empties the tree."""
     monkeypatch.setattr(covers, "UNCOVER_S", 0.2)
     monkeypatch.setattr(views, "REACH_STEPS", 0)
 
     async def script() -> None:
         origin = origin_with()
-        async with node(tmp_path, origin) as one:
-            await one.mount()
-            await one.freeze(b"train")
-            kept, one.mounts[0].covers = one.mounts[0].covers, {}
-            await one.views.close()  # as by a kill between a change and its event
-            origin.put(b"train/c0/f0", b"new")
-            await one.sync(b"train")
-        async with node(tmp_path, origin) as one:
-            await one.views.attached(one.namespace)
-            ((_, fd),) = kept.values()
-            assert [*read_tree(fd)] == [b""]
-            os.close(fd)
+        kept = await covered_before_a_change(tmp_path, origin)
+        kernel = FakeKernel()
+        kernel.is_blind = is_blind
+        kernel.tables.append(kept)
+        async with node(tmp_path, origin, kernel=kernel) as one:
             mount = await one.mount()
             await one.covered(b"train")
+            assert [[*read_tree(fd)] for _, fd in kept.values()] == ([[b""]] if is_blind else [])
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+        for _, fd in kept.values():
+            os.close(fd)
+
+    run(script())
+
+
+def test_a_cover_that_another_program_removed_is_laid_again_soon(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            ((cover, (_, fd)),) = mount.covers.items()
+            os.close(fd)
+            del mount.covers[cover]
+            began_s = time.monotonic()
+            one.views.reported(mount, cover, covered=False, reason="the kernel removed it")
+            while not mount.covers:
+                await asyncio.sleep(0.01)
+            assert time.monotonic() - began_s < view.LAY_AGAIN_S / 2
             assert mount.trees() == {b"train": await one.expected(b"train")}
 
     run(script())

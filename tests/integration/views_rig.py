@@ -21,12 +21,14 @@ from worker.cache.cache import Cache
 from worker.cache.tier import Tier
 from worker.runtime.clocks import Clocks
 from worker.tier.config import WorkerConfig
+from worker.views.tree_mounts import TreeMounts, TreeShown
 from worker.views.view import View
 from worker.views.views import Views
 
 UFS = UfsSpec("s3://bucket")
 INTERVAL_S = 3600.0
 MIB = 1 << 20
+Covered = dict[int, tuple[bytes, int]]  # by the number of the cover: path, descriptor of the tree
 DEFAULTS = (os.geteuid(), os.getegid(), 0o644, 0o755)
 
 
@@ -62,7 +64,7 @@ class FakeMount:
         self.views = views
         self.mountpoint = mountpoint
         self.defaults = DEFAULTS
-        self.covers: dict[int, tuple[bytes, int]] = {}
+        self.covers: Covered = {}
         self.hangs = False
         self.refuses = False
         self.laid = 0
@@ -124,14 +126,42 @@ def read_tree(top_fd: int) -> dict[bytes, Shown]:
     return found
 
 
+class FakeKernel(TreeMounts):
+    """The covers that exist, whoever has laid them. `is_blind`: the worker does not see all
+    processes, and cannot remove covers."""
+
+    def __init__(self) -> None:
+        self.tables: list[Covered] = []
+        self.is_blind = False
+
+    async def look(self, tree: int) -> TreeShown:
+        await asyncio.sleep(0)
+        if any(self._shows(fd, tree) for table in self.tables for _, fd in table.values()):
+            return TreeShown.SOMEWHERE
+        return TreeShown.UNKNOWN if self.is_blind else TreeShown.NOWHERE
+
+    async def remove(self, tree: int) -> None:
+        await asyncio.sleep(0)
+        for table in self.tables if not self.is_blind else ():
+            for cover, (_, fd) in [*table.items()]:
+                if self._shows(fd, tree):
+                    os.close(table.pop(cover)[1])
+
+    def _shows(self, fd: int, tree: int) -> bool:
+        return f"/views/{tree:016x}/" in f"{os.readlink(f'/proc/self/fd/{fd}')}/"
+
+
 class Node:
     """What one process has. `origin` survives it."""
 
-    def __init__(self, master: Master, cache: Cache, views: Views, origin: KeptOrigin) -> None:
+    def __init__(
+        self, master: Master, cache: Cache, views: Views, origin: KeptOrigin, kernel: FakeKernel
+    ) -> None:
         self.master = master
         self.cache = cache
         self.views = views
         self.origin = origin
+        self.kernel = kernel
         self.mounts: list[FakeMount] = []
 
     @property
@@ -146,17 +176,16 @@ class Node:
         (found,) = [view for view in self.views._views if view.path == path]
         return found
 
-    async def mount(
-        self, mountpoint: str = "/m", kept: dict[int, tuple[bytes, int]] | None = None
-    ) -> FakeMount:
+    async def mount(self, mountpoint: str = "/m", kept: Covered | None = None) -> FakeMount:
         """`kept`: the covers that an earlier client of the mount has laid."""
-        await self.views.attached(self.namespace)
         mount = FakeMount(self.views, mountpoint)
-        mount.covers = kept or {}
-        self.views.joined(mount)
+        mount.covers = kept if kept is not None else {}
+        self.kernel.tables.append(mount.covers)
+        self.mounts.append(mount)
         for cover in [*mount.covers]:
             self.views.reported(mount, cover, covered=True, reason="")
-        self.mounts.append(mount)
+        await self.views.attached(self.namespace)
+        self.views.joined(mount)
         return mount
 
     async def freeze(self, path: bytes) -> m.ViewStatus:
@@ -249,6 +278,7 @@ async def node(
     limit_bytes: int = 64 * MIB,
     interval_s: float = INTERVAL_S,
     clocks: Clocks | None = None,
+    kernel: FakeKernel | None = None,
 ) -> AsyncIterator[Node]:
     """A process over a directory that an earlier one may have left."""
     master = Master.open(directory / "meta", UFS, origin, interval_s)
@@ -256,8 +286,9 @@ async def node(
     cache = await Cache.start(
         config, [spec_of(config)], lambda ns: master, lambda ns, key: origin, clocks
     )
-    views = Views(cache.views, lambda ns: master)
-    found = Node(master, cache, views, origin)
+    kernel = kernel or FakeKernel()
+    views = Views(cache.views, lambda ns: master, kernel)
+    found = Node(master, cache, views, origin, kernel)
     await asyncio.wait_for(only(cache)._space.order_loaded.wait(), LIMIT_S)
     try:
         await master.getattr(ROOT_INO)

@@ -13,7 +13,7 @@ lending a descriptor. Only the worker has such a segment open, so its room becom
 clients keep lent ones.
 
 What announced orders prefetch past a full cache is in `transit` (`worker.fill.transit`): each such
-segment stays until its file was read.
+segment stays until its file was read. Where the scratch area has no room for it, it is in memory.
 
 Where readers crowd the room (`worker.fill.shares`), a segment is a part: the bytes that one reader
 requested, in memory. No other reader finds a part, and it is dropped as soon as its reader has it.
@@ -229,8 +229,10 @@ class Segments:
         """Returns a segment for all of a small file, which an announced order wants; None if the
         transit window has no room for it now."""
         now, need_bytes = self._context.monotonic(), allocation(size_bytes)
-        area = Area(whole=True, transit=True)
-        if not self._disk.health.writable(now) or not self._room(need_bytes, area, gentle=True):
+        if not self._disk.health.writable(now):
+            return None
+        areas = (Area(in_memory=one, whole=True, transit=True) for one in (False, True))
+        if not (area := next((a for a in areas if self._room(need_bytes, a, gentle=True)), None)):
             return None
         pages = (0, page_count(size_bytes))
         want = _Want(key, size_bytes, pages, None, area, now, True, lambda: True)
@@ -338,6 +340,9 @@ class Segments:
     def _free_for_whole(self, area: Area) -> int:
         """Returns the room for whole files: a quarter is left to pieces of large files."""
         limit_bytes, whole, transit = self._limit_bytes, self._whole_bytes, self.transit.bytes
+        if area.transit and area.in_memory:
+            limit_bytes = self._context.memory.segments_limit_bytes
+            return limit_bytes // WHOLE_SHARE - self.transit.memory_bytes
         free_bytes = limit_bytes // WHOLE_SHARE - (transit if area.transit else whole)
         return min(free_bytes, limit_bytes * 3 // 4 - whole - transit)
 
@@ -350,7 +355,9 @@ class Segments:
         return segment
 
     def _count_whole(self, segment: Segment, size_bytes: int) -> None:
-        if segment.area.transit:
+        if segment.area.transit and segment.in_memory:
+            self.transit.memory_bytes += size_bytes
+        elif segment.area.transit:
             self.transit.bytes += size_bytes
         elif segment.area.whole:
             self._whole_bytes += size_bytes

@@ -1,11 +1,11 @@
 """The transit window: small files that announced orders prefetched and admission refused, until
 they are read. Owned by the loop.
 
-Each file is a segment of the scratch area. Each order that waits for its open has a ticket, which
-it withdraws when the file is opened or no longer expected to be. The segment is dropped once no
-ticket is left and the readers that are opening it have it. It is never dropped for others' room. A
-segment that is lost all the same (its disk hangs, the file has changed) calls its tickets, so the
-orders request the file again.
+Each file is a segment of the scratch area, or in memory. Each order that waits for its open has a
+ticket, which it withdraws when the file is opened or no longer expected to be. The segment is
+dropped once no ticket is left and the readers that are opening it have it. It is never dropped for
+others' room. A segment that is lost all the same (its disk hangs, the file has changed) calls its
+tickets, so the orders request the file again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ class Wanted:
 
 
 class Transit:
-    """The segments in transit. `segments.Segments` makes and drops them. `bytes`: of these, and of
-    dropped ones that clients have open."""
+    """The segments in transit. `segments.Segments` makes and drops them. `bytes`, and for those in
+    memory `memory_bytes`: of these, and of dropped ones that clients have open."""
 
     def __init__(self) -> None:
         self.segments: Order = collections.OrderedDict()
         self.bytes = 0
+        self.memory_bytes = 0
         self._wanted: dict[int, Wanted] = {}  # by id of the segment
         self._opening: collections.OrderedDict[int, Wanted] = collections.OrderedDict()
 

@@ -35,10 +35,24 @@ class CoverTable(Generic[H]):
         laid = sum(state is CoverState.LAID for state in self._states.values())
         return laid + len(self._orphans)
 
+    def is_laid(self, host: H) -> bool:
+        return self._states.get(host) is CoverState.LAID
+
     @property
     def is_clear(self) -> bool:
         """True if no mount has, or gets, a cover."""
         return not (self._states or self._orphans or self.uncertain)
+
+    @property
+    def orphans(self) -> frozenset[str]:
+        """The mount points whose client ended, and whose covers no other client has reported."""
+        return frozenset(self._orphans)
+
+    def settle(self, orphans: frozenset[str]) -> None:
+        """Notes that the kernel has no cover: neither of these mount points, nor one that was never
+        reported. Clients that are here report for themselves."""
+        self.uncertain = False
+        self._orphans -= orphans
 
     def lay(self, host: H) -> bool:
         """Returns whether Cover is to be sent to a mount."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from cachefs.core.model import NamespaceId
@@ -15,7 +15,8 @@ from worker.views.hosts import CoverHost
 
 log = logging.getLogger(__name__)
 
-UNCOVER_S: Final = 3.0  # for all clients together; then the tree is emptied
+UNCOVER_S: Final = 3.0  # for all clients together; then the worker removes the covers itself
+LOOK_S: Final = 0.2  # between two looks at the kernel's mounts
 
 
 class CoverPlace(NamedTuple):
@@ -42,11 +43,6 @@ class Covers:
     def count(self) -> int:
         return self._table.count
 
-    def settle(self) -> None:
-        """Notes that every mount that may have a cover has reported it."""
-        self._table.uncertain = False
-        self._changed.notify()
-
     def open(self, place: CoverPlace) -> None:
         """Lays covers at this place from now on, and owns its descriptor."""
         self.close()
@@ -68,12 +64,15 @@ class Covers:
         namespace, ino, path, fd = self._place
         host.send_cover(self.number, namespace, ino, path, os.dup(fd))
 
-    def reported(self, host: CoverHost, *, covered: bool, reason: str) -> None:
+    def reported(self, host: CoverHost, *, covered: bool, reason: str) -> bool:
+        """Takes a report. Returns whether a cover was lost that was not to be removed."""
+        was_laid = self._table.is_laid(host)
         self._table.heard(host.mountpoint)
         if self._table.report(host, covered=covered):
             host.send_uncover(self.number)
         self.reason = reason
         self._changed.notify()
+        return was_laid and not covered
 
     def ended(self, host: CoverHost, *, is_followed: bool) -> None:
         # In an upgrade the successor reports before its predecessor ends.
@@ -92,17 +91,26 @@ class Covers:
         else:
             self._send(host)
 
-    async def remove(self, monotonic: Callable[[], float]) -> bool:
-        """Removes all covers. Returns False if some may still exist after `UNCOVER_S`. Cancelled:
-        the clients remove them all the same."""
+    async def remove(
+        self, monotonic: Callable[[], float], is_nowhere: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Has the clients remove all covers. Returns False if some may still exist after
+        `UNCOVER_S`. `is_nowhere` returns whether the kernel has no mount of the tree. Cancelled:
+        the clients remove the covers all the same."""
         for host in self._table.leave():
             host.send_uncover(self.number)
         until_s = monotonic() + UNCOVER_S
         while not self._table.is_clear and (left_s := until_s - monotonic()) > 0:
-            await self._changed.wait(left_s)
-        if not self._table.is_clear:
-            log.warning("a client has not removed its cover: the tree of the view is emptied")
+            await self._settle(is_nowhere)
+            if not self._table.is_clear:
+                await self._changed.wait(min(left_s, LOOK_S))
         return self._table.is_clear
+
+    async def _settle(self, is_nowhere: Callable[[], Awaitable[bool]]) -> None:
+        """Forgets covers that were never reported, or whose client ended, if none exists."""
+        orphans = self._table.orphans
+        if (orphans or self._table.uncertain) and await is_nowhere():
+            self._table.settle(orphans)
 
 
 async def pause(until_s: float, monotonic: Callable[[], float], woken: asyncio.Event) -> None:

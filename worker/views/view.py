@@ -8,6 +8,7 @@ the change has an effect. After that only `run` changes the tree, until it lays 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from typing import TYPE_CHECKING, Final
@@ -19,10 +20,12 @@ from cachefs.core.messages import Invalidate, ViewStatus
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import shown
 from cachefs.core.units import format_size
+from worker.runtime.tasks import within
 from worker.tier.admission import NoRoom
 from worker.views.build import Built, ViewPass
 from worker.views.covers import CoverPlace, Covers, pause
 from worker.views.pace import RebuildPace
+from worker.views.tree_mounts import TreeShown
 from worker.views.view_state import SHOWN, ViewEvent, ViewState, is_shown, moved
 from worker.views.walk import TooDeep, TreeWalk
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from worker.store.view_records import ViewRecord
     from worker.views.hosts import CoverHost
     from worker.views.namespace_events import NamespaceEvents
+    from worker.views.tree_mounts import TreeMounts
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,9 @@ UNREACHABLE_S: Final = 5.0  # before another comparison that failed
 LEAST_CHECK_S: Final = 0.5  # between two comparisons
 KEEP_POSITION_S: Final = 1.0
 RESUME_S: Final = 5.0  # a mount waits this long for the comparison after a start
+# And then as long for the uncover. No longer: a client that is not attached does not resolve the
+# paths of its covers.
+RESUME_UNCOVER_S: Final = 1.0
 
 
 class Refused(Exception):
@@ -49,8 +56,11 @@ class Refused(Exception):
 class View:
     """See the module. `number`: of its tree in the tier."""
 
-    def __init__(self, cache: CacheViews, tier: Tier, number: int, record: ViewRecord) -> None:
+    def __init__(
+        self, cache: CacheViews, mounts: TreeMounts, tier: Tier, number: int, record: ViewRecord
+    ) -> None:
         self.cache = cache
+        self.mounts = mounts
         self.tier = tier
         self.number = number
         self.record = record
@@ -75,9 +85,11 @@ class View:
         self._walk: TreeWalk | None = None  # the last one, or the one that builds
         self._pace = RebuildPace()
         self._due_s = 0.0
+        self._lay_pace = RebuildPace()  # of covers that others removed
+        self._lay_s = 0.0  # when mounts without a cover are tried again
         self._woken = asyncio.Event()
         self._uncovering: asyncio.Task[None] | None = None
-        self._unsure = False  # the tree may still be covered by a client that does not answer
+        self._unsure = False  # a mount may show the tree, although its covers were removed
 
     # ---- what others see ----
 
@@ -123,16 +135,19 @@ class View:
             self.covers.lay([host])
 
     def remove(self, host: CoverHost, *, is_followed: bool) -> None:
-        """Notes the end of a client."""
+        """Notes the end of a client, which may have reported a cover before it was added."""
         if host in self._hosts:
             self._hosts.remove(host)
-            self.covers.ended(host, is_followed=is_followed)
-            self._note_covered()
+        self.covers.ended(host, is_followed=is_followed)
+        self._note_covered()
 
     def reported(self, host: CoverHost, *, covered: bool, reason: str) -> None:
-        if covered and host not in self._hosts:
+        if covered and host.defaults != self.record.defaults:
             return host.send_uncover(self.covers.number)
-        self.covers.reported(host, covered=covered, reason=reason)
+        is_lost = self.covers.reported(host, covered=covered, reason=reason)
+        if is_lost and self.state is ViewState.READY:
+            self._lay_s = min(self._lay_s, self._lay_pace.next_s(self._clocks.monotonic()))
+            self._woken.set()
         self._note_covered()
 
     def _note_covered(self) -> None:
@@ -203,8 +218,13 @@ class View:
         except (CacheFSError, OSError) as err:
             self.reason = str(err)
         if self.state is ViewState.RESUMED:
-            await self.uncover("restart")
+            await self.give_up_resuming()
         self.resumed.set()
+
+    async def give_up_resuming(self) -> None:
+        """Uncovers, as far as that is possible in `RESUME_UNCOVER_S`; it is continued."""
+        with contextlib.suppress(TimeoutError):
+            await within(self.uncover("restart"), RESUME_UNCOVER_S)
 
     async def _show_resumed(self, walk: TreeWalk) -> None:
         self._walk = walk
@@ -212,7 +232,7 @@ class View:
         if self.state is not ViewState.RESUMED:
             return self.covers.close()
         self._move(ViewEvent.SAME)
-        self.covers.lay(self._hosts)
+        self._lay()
 
     async def _build(self) -> None:
         """Builds the tree, and lays covers if nothing has changed meanwhile."""
@@ -253,8 +273,8 @@ class View:
         )
 
     async def _replace_tree(self) -> None:
-        """Begins another tree: a client that did not answer may still cover the one before, or that
-        one is of another directory, which was replaced."""
+        """Begins another tree: a mount may still show the one before, or that one is of another
+        directory, which was replaced."""
         await self.tier.views.remove(self.number)
         self.number = new_number()
         self._unsure = False
@@ -273,7 +293,7 @@ class View:
             return self._postpone(ViewEvent.FAILED, "it changed while it was built")
         self._move(ViewEvent.BUILT)
         self.counters["covers"] += 1
-        self.covers.lay(self._hosts)
+        self._lay()
 
     async def _show(self, walk: TreeWalk) -> None:
         fd = await self.tier.views.open_top(self.number)
@@ -301,18 +321,19 @@ class View:
         assert self._walk is not None
         now = self._clocks.monotonic()
         check_s = max(self._walk.valid_until_s, now + LEAST_CHECK_S)
-        lay_s = now + LAY_AGAIN_S
         while self.state is ViewState.READY and (now := self._clocks.monotonic()) < check_s:
-            await pause(
-                min(check_s, lay_s, now + KEEP_POSITION_S), self._clocks.monotonic, self._woken
-            )
+            if now >= self._lay_s:
+                self._lay()
+            until_s = min(check_s, self._lay_s, now + KEEP_POSITION_S)
+            await pause(until_s, self._clocks.monotonic, self._woken)
             self._woken.clear()
-            if self.state is ViewState.READY and now >= lay_s:
-                self.covers.lay(self._hosts)
-                lay_s = now + LAY_AGAIN_S
             await self._note_position()
         if self.state is ViewState.READY:
             await self._compare()
+
+    def _lay(self) -> None:
+        self._lay_s = self._clocks.monotonic() + LAY_AGAIN_S
+        self.covers.lay(self._hosts)
 
     async def _note_position(self) -> None:
         assert self._events is not None
@@ -350,15 +371,22 @@ class View:
             await asyncio.shield(self._uncovering)
 
     async def _uncover(self, reason: str) -> None:
-        cleared = await self.covers.remove(self._clocks.monotonic)
+        cleared = await self.covers.remove(self._clocks.monotonic, self._is_nowhere)
+        if not cleared:
+            log.warning("a client has not removed its cover of %s", shown(self.path))
+            await self.mounts.remove(self.number)
+        # A user may have made a bind mount of the covered directory.
+        self._unsure = not cleared or await self.mounts.look(self.number) is TreeShown.SOMEWHERE
         try:
-            if not cleared:
-                self._unsure = True
+            if self._unsure:
                 await self.tier.views.empty(self.number)
             self.record = msgspec.structs.replace(self.record, cover=0)
             await self.tier.views.put(self.number, self.record)
         except OSError as err:
             log.warning("the view of %s: %s", shown(self.path), err.strerror or err)
+
+    async def _is_nowhere(self) -> bool:
+        return await self.mounts.look(self.number) is TreeShown.NOWHERE
 
     def _uncovered(self, reason: str) -> None:
         self._uncovering = None

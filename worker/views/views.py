@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachefs.core.errors import (
     CacheFSError,
@@ -26,6 +26,7 @@ from worker.runtime.tasks import Tasks, within
 from worker.store.view_records import ViewRecord
 from worker.views.build import Built, ViewPass
 from worker.views.namespace_events import NamespaceEvents, PositionedService
+from worker.views.tree_mounts import TreeMounts
 from worker.views.view import RESUME_S, View, new_number
 from worker.views.walk import Defaults, TreeWalk
 
@@ -43,6 +44,15 @@ ADOPT_WAIT_S: Final = 5.0
 RETRY_S: Final = 5.0
 
 
+class _Report(NamedTuple):
+    """A client's report about a cover."""
+
+    host: CoverHost
+    cover: int
+    covered: bool
+    reason: str
+
+
 class Views:
     """`service` raises NotFound for a namespace that is not attached."""
 
@@ -50,8 +60,10 @@ class Views:
         self,
         cache: CacheViews,
         service: Callable[[NamespaceId], MetadataService],
+        mounts: TreeMounts | None = None,
     ) -> None:
         self._cache = cache
+        self._mounts = mounts or TreeMounts()
         self._service = service
         self._defaults: Defaults = os.geteuid(), os.getegid(), 0o644, 0o755  # without a mount
         self._views: list[View] = []
@@ -59,6 +71,7 @@ class Views:
         self._hosts: list[CoverHost] = []
         self._events: dict[NamespaceId, NamespaceEvents] = {}
         self._adopted: dict[int, asyncio.Task[None]] = {}  # by the number of the tier
+        self._reports: list[_Report] = []  # of covers, which came before the views were found
         self._tasks = Tasks()
         self._freezing = asyncio.Lock()
         self._past: dict[str, Any] = {"covers": 0, "covered_s": 0.0, "uncovers": {}}
@@ -98,7 +111,10 @@ class Views:
             if record.thawed:
                 self._tasks.start(self._finish_thaw(tier, number))
             else:
-                self._add(View(self._cache, tier, number, record))
+                self._add(View(self._cache, self._mounts, tier, number, record))
+        others = {*self._adopted.values()} - {asyncio.current_task()}
+        if all(task.done() for task in others):
+            self._take_reports()
 
     async def _finish_thaw(self, tier: Tier, number: int) -> None:
         try:
@@ -150,6 +166,7 @@ class Views:
         mounts do not show."""
         if self._adopted:
             await asyncio.wait(self._adopted.values(), timeout=ADOPT_WAIT_S)
+        self._take_reports()
         views = self._of(namespace)
         for view in views:
             self._start(view)
@@ -159,7 +176,7 @@ class Views:
         try:
             await within(view.resumed.wait(), RESUME_S)
         except TimeoutError:
-            await view.uncover("restart")
+            await view.give_up_resuming()
 
     def joined(self, host: CoverHost) -> None:
         """Covers the mount of a client that has attached."""
@@ -172,11 +189,23 @@ class Views:
         """Notes the end of a client. `is_followed`: its mount continues."""
         if host in self._hosts:
             self._hosts.remove(host)
-            for view in self._views:
-                view.remove(host, is_followed=is_followed)
+        self._reports = [report for report in self._reports if report.host is not host]
+        for view in self._views:
+            view.remove(host, is_followed=is_followed)
 
     def reported(self, host: CoverHost, cover: int, *, covered: bool, reason: str) -> None:
-        """Takes a client's report about a cover."""
+        """Takes a client's report about a cover, also before the client has attached."""
+        if self._reports or not all(task.done() for task in self._adopted.values()):
+            self._reports.append(_Report(host, cover, covered, reason))
+        else:
+            self._take_report(host, cover, covered=covered, reason=reason)
+
+    def _take_reports(self) -> None:
+        reports, self._reports = self._reports, []
+        for host, cover, covered, reason in reports:
+            self._take_report(host, cover, covered=covered, reason=reason)
+
+    def _take_report(self, host: CoverHost, cover: int, *, covered: bool, reason: str) -> None:
         for view in self._views:
             if view.covers.number == cover:
                 return view.reported(host, covered=covered, reason=reason)
@@ -253,7 +282,7 @@ class Views:
             pinned = view.record.pinned or pinned
             await self._thaw(view)
         record = ViewRecord(bytes(namespace), path, self._defaults_of(namespace), pinned)
-        view = View(self._cache, tier, new_number(), record)
+        view = View(self._cache, self._mounts, tier, new_number(), record)
         await self._recorded(view)
         self._add(view)
         return view

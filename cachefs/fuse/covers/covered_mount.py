@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cachefs.core.errors import InUse, Stale
 from cachefs.core.mountinfo import Mount, read_mounts
@@ -39,14 +39,18 @@ class CoveredMount:
         """Returns whether a cover lies over the root of the mount."""
         return cover.mountpoint == self._mountpoint
 
-    def lay(self, number: int, tree: int, place: Place, ino: int) -> None:
+    def lay(
+        self, number: int, tree: int, place: Place, ino: int, has_order: Callable[[int], bool]
+    ) -> None:
         """Covers a directory with (a part of) the tree that is open as `tree`, unless this cover is
-        there already. Closes `tree`. Raises Stale if another directory is at that place, InUse if
-        another mount is, OSError."""
+        there already. Closes `tree`. Raises Stale if another directory is at that place, or a later
+        order about the cover waits (`has_order`); InUse if another mount is there; OSError."""
         with _closing(tree):
-            self._lay(number, tree, place, ino)
+            self._lay(number, tree, place, ino, has_order)
 
-    def _lay(self, number: int, tree: int, place: Place, ino: int) -> None:
+    def _lay(
+        self, number: int, tree: int, place: Place, ino: int, has_order: Callable[[int], bool]
+    ) -> None:
         mount, covers = self._read()
         if mount is None:
             raise InUse("another mount lies over it", path=self._mountpoint)
@@ -64,6 +68,8 @@ class CoveredMount:
             flags = MountFlags(mount.flags)
             clone = stack.enter_context(_closing(mount_calls.clone_read_only(part, flags)))
             self._records.put(RecordedCover(number, mount_calls.mount_id(clone)))
+            if has_order(number):  # resolving the path may have taken long
+                raise Stale("the order was withdrawn")
             mount_calls.attach(clone, target)
 
     def remove(self, number: int) -> None:
@@ -73,6 +79,13 @@ class CoveredMount:
         if cover is not None:
             self._remove(cover)
         self._records.drop(number)
+
+    def look_up(self) -> None:
+        """Resolves the paths of the covers below the root. The kernel removes a cover if it does
+        not trust a name on the path any more. Raises OSError."""
+        for cover in self.found().values():
+            if not self.is_root(cover):
+                os.close(os.open(cover.mountpoint, PATH_ONLY | os.O_NOFOLLOW))
 
     def has_unknown(self) -> bool:
         return bool(self._unknown())

@@ -28,6 +28,7 @@ from cachefs.fuse.covers.place import place_of
 log = logging.getLogger(__name__)
 
 WATCH_S: Final = 0.5
+TOUCHES: Final = 6  # looks after the kernel was told to distrust all names, which it does later
 # A missing cover is reported after this many looks: `umount -R` removes the covers and then the
 # mount, and a cover that is laid again between makes it fail.
 LOOKS: Final = 2
@@ -39,7 +40,7 @@ class Server(Protocol):
 
     knows_covers: bool
 
-    def post(self, body: m.Message) -> None: ...
+    def report(self, body: m.Message) -> None: ...
 
 
 class Covers:
@@ -57,22 +58,29 @@ class Covers:
         self._busy: Order | None = None  # in progress
         self._lock = trio.Lock()
         self._is_ending = False
+        self._touches = 0  # to do
         self._server: Server
 
     # ---- sessions ----
 
-    def attached(self, server: Server) -> None:
-        """Reports the covers of the mount to the server of a new session, before any request of
-        this client. A server that does not know covers has them removed."""
+    def greeted(self, server: Server) -> None:
+        """Reports the covers of the mount to the server of a new session, before it answers Attach:
+        a server that was started again then knows them before it changes anything. A server that
+        does not know covers has them removed."""
         self._server = server
         for order in self._orders.drop_covers():
             os.close(order.tree)
         self._adopt(self.mount.found())
         for view in {*self._known, *self._in_progress()}:
             if server.knows_covers:
-                server.post(m.CoverChanged(view, covered=True))
+                server.report(m.CoverChanged(view, covered=True))
             else:
                 self._put(RemoveOrder(view))
+
+    def distrusted(self) -> None:
+        """Notes that the kernel distrusts all names. It removes a cover below the root of the mount
+        when it looks up a name on its path again: that is done soon, and reported."""
+        self._touches = TOUCHES
 
     def _adopt(self, found: dict[int, Mount]) -> None:
         self._known = {view: self.mount.is_root(cover) for view, cover in found.items()}
@@ -101,7 +109,7 @@ class Covers:
         if event.view in self._known or waiting or event.view in self._in_progress():
             self._put(RemoveOrder(event.view))
         else:
-            self._server.post(m.CoverChanged(event.view, covered=False))
+            self._server.report(m.CoverChanged(event.view, covered=False))
 
     def _put(self, order: Order) -> None:
         tree = self._orders.put(order)
@@ -111,7 +119,7 @@ class Covers:
 
     def _report(self, view: int, cause: str) -> None:
         log.info("view %d does not cover its directory: %s", view, cause)
-        self._server.post(m.CoverChanged(view, covered=False, reason=cause))
+        self._server.report(m.CoverChanged(view, covered=False, reason=cause))
 
     async def run(self) -> None:
         """Executes orders and watches the covers, until cancelled."""
@@ -137,14 +145,16 @@ class Covers:
     async def _lay(self, order: LayOrder) -> None:
         place = place_of(order.path, self._base)
         assert place is not None
-        lay = functools.partial(self.mount.lay, order.view, order.tree, place, order.ino)
+        lay = functools.partial(
+            self.mount.lay, order.view, order.tree, place, order.ino, self._orders.has
+        )
         failure = await self._try(lay)
         if failure:
             self._known.pop(order.view, None)
             return self._report(order.view, failure)
         self._known[order.view] = not place.inside
         self._missing.pop(order.view, None)
-        self._server.post(m.CoverChanged(order.view, covered=True))
+        self._server.report(m.CoverChanged(order.view, covered=True))
         log.info("covered %s", os.fsdecode(order.path) or "the root")
 
     async def _remove(self, view: int) -> None:
@@ -155,7 +165,7 @@ class Covers:
             return log.error("a cover cannot be removed: %s", failure)
         self._known.pop(view, None)
         self._missing.pop(view, None)
-        self._server.post(m.CoverChanged(view, covered=False))
+        self._server.report(m.CoverChanged(view, covered=False))
 
     async def _try(self, act: Callable[[], None]) -> str:
         """Calls `act` in a thread. Returns the cause of its failure, or ""."""
@@ -173,22 +183,33 @@ class Covers:
         with MountChanges() as changes:
             while True:
                 await trio.sleep(WATCH_S)
-                if changes.seen() or self._missing:
+                if changes.seen() or self._missing or self._touches:
                     async with self._lock:
                         await self._look()
 
     async def _look(self) -> None:
+        if self._touches:
+            self._touches -= 1
+            await self._touch()
         if self.mount.has_unknown():
             await self._try(self.mount.remove_unknown)
         self._compare(self.mount.found())
+
+    async def _touch(self) -> None:
+        before = self.mount.found()
+        await self._try(self.mount.look_up)
+        for view in before.keys() - self.mount.found().keys():
+            self._missing[view] = LOOKS  # it is certain who removed it
 
     def _compare(self, found: dict[int, Mount]) -> None:
         """Reports covers that a predecessor laid, and those that are missing for the `LOOKS`th
         time."""
         for view in found.keys() - self._known:
             self._known[view] = self.mount.is_root(found[view])
-            self._server.post(m.CoverChanged(view, covered=True))
-        missing = {view: self._missing.get(view, 0) + 1 for view in self._known.keys() - found}
+            self._server.report(m.CoverChanged(view, covered=True))
+        # The server may have removed a cover itself, of which its order waits here.
+        gone = {view for view in self._known.keys() - found if not self._orders.has(view)}
+        missing = {view: self._missing.get(view, 0) + 1 for view in gone}
         self._missing = {view: looks for view, looks in missing.items() if looks < LOOKS}
         for view in missing.keys() - self._missing:
             was_root = self._known.pop(view)
@@ -202,7 +223,7 @@ class Covers:
     def gone(self) -> None:
         """Reports that the mount has ended, with all covers."""
         for view in self._known:
-            self._server.post(m.CoverChanged(view, covered=False, reason="unmounted"))
+            self._server.report(m.CoverChanged(view, covered=False, reason="unmounted"))
         self._known.clear()
 
     async def end(self) -> None:

@@ -157,6 +157,27 @@ def test_loss_and_return(node: FakeNode, tmp_path: Path) -> None:
     with_connection(tmp_path / "node.sock", test)
 
 
+def test_reports_and_orders_to_uncover_need_no_attach(node: FakeNode, tmp_path: Path) -> None:
+    """A server that was started again may have to uncover before it answers Attach."""
+    report, order = m.CoverChanged(7, covered=True), m.Uncover(7)
+
+    async def test(conn: Connection) -> None:
+        await conn.attach(m.Attach(UfsSpec("s3://b")))
+        gate, ordered = node.hold(m.Attach), trio.Event()
+        conn.on_greeted = lambda: conn.report(report)
+        conn.on_event = lambda event: ordered.set() if event == order else None
+        node.cut()
+        await trio.to_thread.run_sync(node.wait_asked, m.Attach, 2)
+        assert node.asked(m.CoverChanged) == [report]
+        node.event(order)
+        await ordered.wait()
+        assert not conn.is_connected
+        gate.set()
+        await again(conn, LOOKUP)
+
+    with_connection(tmp_path / "node.sock", test)
+
+
 def test_directories_of_further_tiers_come_and_go(node: FakeNode, tmp_path: Path) -> None:
     before = descriptors()
     directory = os.open(tmp_path, os.O_RDONLY)

@@ -24,7 +24,7 @@ NAMESPACE = NamespaceId(b"fake namespace!!")
 Answer = tuple[m.Message, int | None]
 Script = Callable[[m.Message], Answer]
 _encode = msgspec.msgpack.Encoder().encode
-_NO_ANSWER = (m.Release, m.Used, m.Cancel)
+_NO_ANSWER = (m.Release, m.Used, m.Cancel, m.CoverChanged)
 
 
 def descriptors() -> set[str]:

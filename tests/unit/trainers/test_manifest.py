@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import pytest
 
+from cachefs.core import messages as m
 from cachefs.core.errors import BadConfig
-from cachefs.trainers.listings import FolderContents, FoundFile, FoundFolder, MountListings
+from cachefs.core.model import Inode, Kind, NamespaceId
+from cachefs.trainers.listings import (
+    AHEAD,
+    MOST_AHEAD,
+    FolderContents,
+    FoundFile,
+    FoundFolder,
+    MountListings,
+    ServerListings,
+)
 from cachefs.trainers.manifest import Manifest
 from cachefs.trainers.manifest_build import ManifestBuild
 from cachefs.trainers.manifest_store import mapped
 from cachefs.trainers.manifest_tables import TableMap
+from cachefs.trainers.mount_session import MountSession
 
 SEEDS = range(20)
 
@@ -133,6 +148,9 @@ class Tree:
     def root_ino(self) -> int:
         return 1
 
+    def expect(self, inos: Sequence[int]) -> None:
+        assert len(set(inos)) == len(inos) <= 1 + AHEAD
+
     def contents(self, path: bytes, ino: int) -> FolderContents:
         assert self.folder_inos[path] == ino
         self.listed.append(path)
@@ -164,6 +182,68 @@ def test_a_refresh_equals_a_new_build_and_lists_only_what_changed(
         for suffix in (".inos", ".names"):
             name = f"{step}{suffix}"
             assert (tmp_path / name).read_bytes() == (tmp_path / f"whole{name}").read_bytes()
+
+
+class PagedSession:
+    """A session with a server that lists a tree in pages of three names."""
+
+    namespace = NamespaceId(bytes(16))
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._paths = {ino: path for path, ino in tree.folder_inos.items()}
+        self._waiting: dict[int, m.ListDir] = {}
+        self._ids = itertools.count(1)
+        self.first_pages: list[int] = []
+        self.most_waiting = 0
+
+    def resolve(self) -> Inode:
+        return Inode(1, Kind.DIRECTORY)
+
+    def send(self, body: m.ListDir) -> int:
+        id = next(self._ids)
+        self._waiting[id] = body
+        self.first_pages += [body.ino] if not body.after else []
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        return id
+
+    def reply_to(self, id: int, answer: type[m.Listing]) -> m.Listing:
+        body = self._waiting.pop(id)
+        found = self._tree.contents(self._paths[body.ino], body.ino)
+        inodes = [(n, Inode(ino, Kind.FILE, size)) for n, ino, size in found.files]
+        inodes += [(n + b"/", Inode(ino, Kind.DIRECTORY)) for n, ino in found.folders]
+        left = sorted(one for one in inodes if one[0] > body.after)
+        entries = [
+            m.Dentry(key.rstrip(b"/"), msgspec.Raw(msgspec.msgpack.encode(inode)))
+            for key, inode in left[:3]
+        ]
+        return answer(entries, left[2][0] if len(left) > 3 else b"", 1.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_listings_ahead_find_the_same_and_request_each_folder_once(
+    seed: int, tmp_path: Path
+) -> None:
+    tree = Tree(seed)
+    for _ in range(120):
+        tree.change()
+    session = PagedSession(tree)
+    ManifestBuild(ServerListings(cast(MountSession, session))).run().write(tmp_path / "a", b"", 0)
+    ManifestBuild(tree).run().write(tmp_path / "b", b"", 0)
+    for suffix in (".inos", ".names"):
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+    assert sorted(session.first_pages) == sorted(tree.folder_inos.values())
+    assert session.most_waiting <= MOST_AHEAD + 1
+
+
+def test_folders_are_listed_ahead() -> None:
+    tree = Tree(0)
+    for number in range(3 * AHEAD):
+        tree.folders[b"%d" % number] = {b"file": (100 + number, 1)}
+        tree.folder_inos[b"%d" % number] = 200 + number
+    session = PagedSession(tree)
+    ManifestBuild(ServerListings(cast(MountSession, session))).run()
+    assert session.most_waiting == 1 + AHEAD
 
 
 def test_listings_through_a_mount_are_sorted(files: Path) -> None:

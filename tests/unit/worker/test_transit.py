@@ -57,6 +57,8 @@ class Watched:
     def check(self) -> None:
         segments = self.segments
         assert segments.transit.bytes <= segments._limit_bytes // 2
+        memory = only(self.worker).context.memory
+        assert segments.transit.memory_bytes <= memory.segments_limit_bytes // 2
         for _, order in self.ahead.orders.book.live():
             order.check_invariants()
 
@@ -82,7 +84,8 @@ def trial(tmp_path: Path, script: Any, count: int, limit: int, **config: Any) ->
             await watched.ahead.close()
             watched.drop_expired()
             assert len(watched.segments.transit) == 0
-            await until(lambda: not watched.segments.transit.bytes)
+            transit = watched.segments.transit
+            await until(lambda: not transit.bytes and not transit.memory_bytes)
 
     run(with_worker())
 
@@ -127,6 +130,29 @@ def test_a_window_that_is_not_read_stays_and_grows_no_more(tmp_path: Path) -> No
             await opened(watched.ahead, watched.worker, rig, ino)
         await watched.settled()
         assert rig.origin.script.body_bytes <= before + (window + 100) * SIZE
+
+    trial(tmp_path, script, 400, 16 * MIB)
+
+
+def test_a_window_beyond_a_small_scratch_area_is_in_memory(tmp_path: Path) -> None:
+    async def script(rig: Rig, watched: Watched, inos: list[int]) -> None:
+        await fill_cache(watched, rig, inos)
+        refused = [ino for ino in inos if rig.name(ino) not in rig.published()]
+        transit = watched.segments.transit
+        while transit.bytes < watched.segments._limit_bytes // 2 - SIZE - 4096:
+            key = rig.space.locate_nowait(refused.pop()).content.key
+            assert watched.segments.make_transit(key, SIZE, lambda: None)
+        before = only(watched.worker).contents.ledger.scratch_bytes
+        announce(watched.ahead, refused)
+        await until(lambda: transit.memory_bytes > 10 * SIZE)
+        watched.check()
+        assert only(watched.worker).contents.ledger.scratch_bytes <= before + SIZE + 4096
+        for ino in refused:
+            await opened(watched.ahead, watched.worker, rig, ino)
+        await until(lambda: not transit.memory_bytes)
+        for segment in [*transit.segments.values()]:
+            watched.segments.filled(segment)
+            watched.segments.drop(segment)
 
     trial(tmp_path, script, 400, 16 * MIB)
 

@@ -34,6 +34,7 @@ class MountInMemory(CoveredMount):
         self.gate = threading.Event()
         self.gate.set()
         self.refusal: Exception | None = None
+        self.on_look_up: Callable[[], None] = lambda: None
 
     def found(self) -> dict[int, Mount]:
         return dict(self.covers)
@@ -41,10 +42,15 @@ class MountInMemory(CoveredMount):
     def has_unknown(self) -> bool:
         return False
 
+    def look_up(self) -> None:
+        self.on_look_up()
+
     def is_there(self) -> bool:
         return True
 
-    def lay(self, view: int, tree: int, place: Place, ino: int) -> None:
+    def lay(
+        self, view: int, tree: int, place: Place, ino: int, has_order: Callable[[int], bool]
+    ) -> None:
         os.close(tree)
         assert self.gate.wait(10)
         if self.refusal is not None:
@@ -64,7 +70,7 @@ class Heard:
         self.knows_covers = knows_covers
         self.said: list[m.CoverChanged] = []
 
-    def post(self, body: m.Message) -> None:
+    def report(self, body: m.Message) -> None:
         assert isinstance(body, m.CoverChanged)
         self.said.append(body)
 
@@ -80,7 +86,7 @@ class Rig:
         self.server = Heard()
         self.unmounted = 0
         self.covers = Covers(self.mount, b"", self._on_unmounted)
-        self.covers.attached(self.server)
+        self.covers.greeted(self.server)
 
     def _on_unmounted(self) -> None:
         self.unmounted += 1
@@ -167,7 +173,7 @@ def test_the_next_server_hears_of_covers_that_are_or_may_be_there() -> None:
         await rig.until(lambda: rig.covers._busy is not None)
         rig.order(3)
         after = Heard()
-        rig.covers.attached(after)
+        rig.covers.greeted(after)
         assert sorted(after.pairs()) == [(1, True), (2, True)]  # 3: its session has ended
         rig.mount.gate.set()
         await rig.until(lambda: after.pairs()[2:] == [(2, True)])
@@ -180,7 +186,7 @@ def test_a_server_without_covers_has_them_removed() -> None:
     async def check(rig: Rig) -> None:
         rig.order(1)
         await rig.until(lambda: bool(rig.server.said))
-        rig.covers.attached(Heard(knows_covers=False))
+        rig.covers.greeted(Heard(knows_covers=False))
         await rig.until(lambda: not rig.mount.covers)
 
     run(check)
@@ -260,7 +266,7 @@ def test_a_successor_reports_what_it_finds() -> None:
         mount = MountInMemory()
         mount.covers[4] = Mount("8:1", "/views/4", "/mnt/a", "ext4", "/dev/sda", ())
         server, covers = Heard(), Covers(mount, b"", lambda: None)
-        covers.attached(server)
+        covers.greeted(server)
         assert server.pairs() == [(4, True)]
         mount.covers[5] = Mount("8:1", "/views/5", "/mnt/b", "ext4", "/dev/sda", ())
         async with trio.open_nursery() as nursery:
@@ -274,9 +280,25 @@ def test_a_successor_reports_what_it_finds() -> None:
     trio.run(main)
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_cover_that_the_kernel_removes_at_a_lookup_is_reported_at_once() -> None:
+    """After names were distrusted, the paths of covers are looked up."""
+
+    async def check(rig: Rig) -> None:
+        rig.order(7)
+        await rig.until(lambda: rig.server.pairs() == [(7, True)])
+        rig.mount.on_look_up = rig.mount.covers.clear
+        rig.covers.distrusted()
+        await rig.until(lambda: len(rig.server.said) == 2)
+        assert rig.server.pairs() == [(7, True), (7, False)]
+        assert rig.covers._missing == {}
+
+    run(check)
+
+
 def test_a_tree_that_the_mount_does_not_show_is_refused(tmp_path: Path) -> None:
     server, covers = Heard(), Covers(MountInMemory(), b"mounted", lambda: None)
-    covers.attached(server)
+    covers.greeted(server)
     tree = os.open(tmp_path, os.O_PATH)
     covers.cover(m.Cover(1, NAMESPACE, 5, b"elsewhere"), tree)
     assert server.pairs() == [(1, False)]

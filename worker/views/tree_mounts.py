@@ -1,0 +1,86 @@
+"""The mounts that show the tree of a view, as the kernel has them.
+
+A worker that was started again does not know which mounts its predecessor had covered, and a client
+may not answer. The kernel knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+from typing import Final
+
+from cachefs.core.mount_namespaces import (
+    MountNamespace,
+    call_in,
+    detach,
+    namespaces,
+    open_root,
+    sees_all,
+)
+from cachefs.core.mountinfo import Mount
+
+log = logging.getLogger(__name__)
+
+_ROUNDS: Final = 2  # a removal in one namespace may remove, or uncover, one in another
+
+
+class TreeShown(enum.Enum):
+    """Whether a mount shows a tree."""
+
+    NOWHERE = "nowhere"
+    SOMEWHERE = "somewhere"
+    UNKNOWN = "unknown"  # at most in mount namespaces that this process cannot see
+
+
+class TreeMounts:
+    """See the module. `tree`: the number of a tree, which no other tree of the machine has."""
+
+    async def look(self, tree: int) -> TreeShown:
+        """Returns whether a mount shows (a part of) the tree."""
+        return await asyncio.to_thread(_look, tree)
+
+    async def remove(self, tree: int) -> None:
+        """Unmounts the covers that show the tree, in every mount namespace. A bind mount that a
+        user made of a covered directory stays."""
+        await asyncio.to_thread(_remove, tree)
+
+
+def _look(tree: int) -> TreeShown:
+    if any(_shows(mount, tree) for one in namespaces() for mount in [*one.mounts, *_covers(one)]):
+        return TreeShown.SOMEWHERE
+    return TreeShown.NOWHERE if sees_all() else TreeShown.UNKNOWN
+
+
+def _covers(namespace: MountNamespace) -> tuple[Mount, ...]:
+    return namespace.mounts.covers
+
+
+def _shows(mount: Mount, tree: int) -> bool:
+    return f"{mount.root}/".find(f"/views/{tree:016x}/") >= 0
+
+
+def _remove(tree: int) -> None:
+    for _ in range(_ROUNDS):
+        for namespace in namespaces():
+            for cover in reversed(_covers(namespace)):
+                if _shows(cover, tree):
+                    _detach(namespace, cover)
+
+
+def _detach(namespace: MountNamespace, cover: Mount) -> None:
+    def act(proc: int) -> None:
+        with contextlib.suppress(FileNotFoundError):  # gone by now
+            root = open_root(cover, proc)
+            try:
+                detach(root, proc)
+            finally:
+                os.close(root)
+
+    try:
+        call_in(namespace, act)
+    except OSError as err:
+        log.warning("cannot remove the cover at %s: %s", cover.mountpoint, err)
