@@ -25,6 +25,7 @@ NODE = (
     "warm_read",
     "warm_passthrough",
     "warm_opens",
+    "native_views",
     "cold_sequential_300",
     "cold_small_latency",
     "files_ahead",

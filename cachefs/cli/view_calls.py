@@ -73,6 +73,7 @@ def document(view: ViewStatus, target: Target) -> dict[str, Any]:
         "files": view.files,
         "size_bytes": view.size_bytes,
         "mounts": view.covers,
+        "policy": view.policy,
         "reason": view.reason,
     }
 

@@ -86,6 +86,11 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return _CONTENT.pack(self.namespace, self.ino, self.version, self.nonce)
 
     @staticmethod
+    def key_at(namespace: NamespaceId, inode: Inode) -> bytes:
+        """Returns the key of an inode's content without creating the ContentId."""
+        return _CONTENT.pack(namespace, inode.ino, inode.version, inode.nonce)
+
+    @staticmethod
     def name_of(namespace: NamespaceId, inode: Inode) -> str:
         """Returns the name of an inode's content without creating the ContentId."""
         return _CONTENT.pack(namespace, inode.ino, inode.version, inode.nonce).hex()

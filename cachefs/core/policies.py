@@ -26,8 +26,9 @@ PERMISSION_WINDOW_S: Final = 10.0
 FREE: Final = "free"
 ADMISSIONS: Final = ("fill", "always")
 MOST_REPLICAS: Final = 8
-AUTO, ALWAYS, NEVER = "auto", "always", "never"
+AUTO, ALWAYS, NEVER, NATIVE = "auto", "always", "never", "native"
 LOCAL_COPIES: Final = (AUTO, ALWAYS, NEVER)
+VIEWS: Final = (AUTO, NATIVE, NEVER)
 EVICTIONS: Final = ("sieve", "lru")
 
 
@@ -35,7 +36,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy set at one path; None: not set. `ttl_s`: since the last fill, FOREVER_S: never
     expires. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never syncs again. `replicas`:
     workers that own each block. `local_copy`: of blocks that other workers own.
-    `sync_background_s`: 0 is none."""
+    `sync_background_s`: 0 is none. `view`: which complete directories the kernel alone shows."""
 
     pin: bool | None = None
     ttl_s: float | None = None
@@ -48,6 +49,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     local_copy: str | None = None
     eviction: str | None = None
     sync_background_s: float | None = None
+    view: str | None = None
 
     @property
     def is_of_directory(self) -> bool:
@@ -67,6 +69,7 @@ DEFAULTS: Final = Policy(
     replicas=1,
     local_copy=AUTO,
     sync_background_s=0.0,
+    view=NEVER,
 )
 PROFILES: Final[Mapping[str, Policy]] = {
     "train-read": Policy(admission="fill", sync_interval_s=3600.0),
@@ -247,6 +250,7 @@ _KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]
         _background,
         lambda value: _duration(value) if value else "none",
     ),
+    "view": ("view", _one_of("view", VIEWS), str),
     "profile": ("profile", _one_of("profile", tuple(PROFILES)), str),
 }
 KEYS: Final = tuple(_KEYS)
@@ -284,6 +288,7 @@ def check(policy: Policy) -> None:
         "eviction": policy.eviction not in (None, *EVICTIONS),
         "sync_interval": not _is_span(policy.sync_interval_s, 0.0),
         "sync_background": not _is_background(policy.sync_background_s),
+        "view": policy.view not in (None, *VIEWS),
         "profile": policy.profile not in (None, *PROFILES),
     }
     for key, is_wrong in wrong.items():

@@ -70,7 +70,7 @@ class ViewStatus(msgspec.Struct, frozen=True):
     """A view. `state`: `building` (files are loaded or linked), `ready` (no mount has covered it
     yet), `covered`, `waiting` (after a change, until the directory is quiet), `impossible`.
     `since_s`: the time of that state (wall clock). `covers`: mounts that are covered. `reason`: one
-    line, why it is not covered."""
+    line, why it is not covered. `policy`: the policy `view` that made it; "": it was frozen."""
 
     view: int
     path: bytes
@@ -80,6 +80,7 @@ class ViewStatus(msgspec.Struct, frozen=True):
     since_s: float
     covers: int = 0
     reason: str = ""
+    policy: str = ""
 
 
 class ViewTable(Message, frozen=True):

@@ -26,10 +26,12 @@ import pytest
 from cachefs.cli.commands.umount import SERVER_END_S
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
+from cachefs.fuse.listing_prefetch import MISSES
 from cachefs.launcher.state import StateHome, read_pointer
 from cachefs.library.cache_file import CacheFile
 from cachefs.library.library import Library
 from cachefs.library.mount_table import MountTable
+from cachefs.library.shared_socket import SharedSocket
 from cachefs.library.tree import Tree
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body, digest, expected, images
@@ -93,6 +95,28 @@ def server_pid(node: Node, mounted: Path) -> int:
 
 
 # ---- names and bytes -----------------------------------------------------------------------------
+
+
+def test_a_batch_lists_the_directories_of_its_names(
+    tree: Tree, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: Counter[str] = Counter()
+    send = SharedSocket.send
+
+    def counted(shared: SharedSocket, exchange: Any, body: m.Message, *rest: Any) -> int:
+        sent[type(body).__name__] += 1
+        return send(shared, exchange, body, *rest)
+
+    monkeypatch.setattr(SharedSocket, "send", counted)
+    names = [name for name in files if "/" in name]
+    folders = {name.rpartition("/")[0] for name in names}
+    assert tree.read_batch(["empty"]) == [b""]  # the server says for how long names are valid
+    missing = [f"{folder}/missing" for folder in folders]
+    found = tree.read_batch([*missing, *names], on_error="return")
+    assert all(isinstance(one, FileNotFoundError) for one in found[: len(folders)])
+    assert found[len(folders) :] == [files[name] for name in names]
+    assert sent["ListDir"] <= len(folders) + 1
+    assert sent["Lookup"] <= 1 + (MISSES + 2) * len(folders)  # 300 names otherwise
 
 
 def test_names_and_bytes(tree: Tree, files: dict[str, bytes], proxy: FaultProxy) -> None:

@@ -243,6 +243,10 @@ class Tier:
     def order_known(self) -> bool:
         return self.contents.order_known
 
+    @property
+    def idle_after_s(self) -> float:
+        return self.context.config.idle_after_s
+
     def view(self) -> TierView:
         losses = self.disk.health.losses
         return TierView(

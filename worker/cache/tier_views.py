@@ -7,6 +7,7 @@ evicts or drops it. It is released after both are gone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -23,6 +24,7 @@ from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
 
 TREE_LIMIT_S: Final = 600.0  # for reading all records
+RELEASE_AT_ONCE: Final = 2000
 
 T = TypeVar("T")
 
@@ -96,9 +98,7 @@ class TierViews:
         directory, writer = self._disk.directory, self._disk.writer
         # The fences first: who drops a content fences it, then waits for this lock.
         async with self._catalog.fenced(keys), self._one_change:
-            new = [key for key in keys if not self._contents.in_view(key)]
-            for key in new:
-                self._contents.hold_for_view(key)
+            new = self._contents.hold_for_view(keys)
             try:
                 applied = await self._disk.threads.run(trees.apply, directory, writer, page)
             except OSError:
@@ -142,8 +142,15 @@ class TierViews:
     async def _remove(self, view: int) -> None:
         directory, writer = self._disk.directory, self._disk.writer
         async with self._one_change:
-            released = await self._disk.threads.run(trees.remove, directory, writer, view)
-            await self._release(released)
+            batches = trees.remove(directory, writer, view)
+            released: list[bytes] = []
+            while True:  # contents are released while the next ones are removed
+                found, _ = await asyncio.gather(
+                    self._disk.threads.run(next, batches, None), self._release(released)
+                )
+                if found is None:
+                    return
+                released = found
 
     async def _empty(self, view: int) -> None:
         async with self._one_change:
@@ -171,12 +178,14 @@ class TierViews:
             return
         index = self._disk.directory.index
         now_s = self._context.wall_s()
-        records = await self._disk.threads.run(index.get_all, keys)
-        for key, record in zip(keys, records, strict=True):
-            hold = None
-            if record is not None and record.held_until_s:
-                hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
-            self._contents.end_view(key, hold, now_s)
+        for start in range(0, len(keys), RELEASE_AT_ONCE):
+            some = keys[start : start + RELEASE_AT_ONCE]
+            records = await self._disk.threads.run(index.get_all, some)
+            for key, record in zip(some, records, strict=True):
+                hold = None
+                if record is not None and record.held_until_s:
+                    hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
+                self._contents.end_view(key, hold, now_s)
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:

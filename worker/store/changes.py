@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -95,14 +95,23 @@ class PutView:
 
 
 @dataclass(frozen=True, slots=True)
-class PutName:
-    """Stores a name of a view; None deletes it."""
+class PutNames:
+    """Stores names of a view, by their keys after `head`."""
 
-    key: bytes
-    record: NameRecord | None
+    head: bytes
+    names: Mapping[bytes, NameRecord]
 
     def apply(self, writer: IndexWriter) -> None:
-        if self.record is None:
-            writer.delete_name(self.key)
-        else:
-            writer.put_name(self.key, self.record)
+        for key, record in self.names.items():
+            writer.put_name(self.head + key, record)
+
+
+@dataclass(frozen=True, slots=True)
+class DropNames:
+    """Deletes names of views, by their whole keys."""
+
+    keys: Collection[bytes]
+
+    def apply(self, writer: IndexWriter) -> None:
+        for key in self.keys:
+            writer.delete_name(key)

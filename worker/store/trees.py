@@ -8,6 +8,7 @@ Blocking: for threads of the tier's disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from worker.store.changes import PutName, PutView
+from worker.store.changes import DropNames, PutNames, PutView
 from worker.store.directory import FILE_MODE, TierDirectory, place
 from worker.store.index import Index
 from worker.store.ownership import DIRECTORY as OPEN_DIRECTORY
@@ -35,6 +36,7 @@ from worker.store.writer import Writer
 NAMES_AT_ONCE: Final = 1000
 _PRIVATE_MODE: Final = 0o600
 _OF_GROUP: Final = 0o040
+_PERMISSIONS: Final = 0o7777
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ def open_top(tier: TierDirectory, view: int, path: Sequence[bytes] = ()) -> int:
 
 def empty(tier: TierDirectory, view: int) -> None:
     """Unlinks all names of a tree, whose records stay. Its top stays, so that a cover of it is
-    empty from then on. Raises OSError."""
+    empty from then on; so do directories that are mount points. Raises OSError."""
     try:
         with _opened(tier, view, ()) as fd:
             _clear(fd)
@@ -84,29 +86,43 @@ def empty(tier: TierDirectory, view: int) -> None:
 
 
 def _clear(fd: int) -> None:
-    for entry in [*os.scandir(fd)]:
-        name = os.fsencode(entry.name)
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(name, dir_fd=fd)
-        else:
+    with os.scandir(fd) as entries:
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in names:
+        if not is_directory:
             os.unlink(name, dir_fd=fd)
+            continue
+        below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+        try:
+            _clear(below)
+        finally:
+            os.close(below)
+        try:
+            os.rmdir(name, dir_fd=fd)
+        except OSError as err:  # a user has mounted something on it, or below it
+            if err.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
 
 
-def remove(tier: TierDirectory, writer: Writer, view: int) -> list[bytes]:
-    """Removes a tree, then its records; returns the contents that were in it. Raises OSError."""
+def remove(tier: TierDirectory, writer: Writer, view: int) -> Iterator[list[bytes]]:
+    """Removes a tree, then its records; yields the contents that were in it, in batches. A start
+    removes empty directories that were busy. Raises OSError."""
     empty(tier, view)
-    with suppress(FileNotFoundError):
+    try:
         os.rmdir(_name(view), dir_fd=tier.views_fd)
-    released: list[bytes] = []
-    head = view_key(view)
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
+    head, attributes = view_key(view), _attributes_of(tier)
     while names := _first(tier.index, head):
+        released: list[bytes] = []
         for record in names.values():
-            _restore(tier, record, released)
-        writer.write([PutName(key, None) for key in names])
+            _restore(tier, record, attributes, released)
+        writer.write([DropNames(names)])
+        yield released
     writer.write([PutView(view, None)])
     if not tier.index.views():
         tier.note_views(has_views=False)
-    return released
 
 
 def _first(index: Index, head: bytes) -> dict[bytes, NameRecord]:
@@ -161,18 +177,21 @@ def apply(tier: TierDirectory, writer: Writer, page: ViewPage) -> Applied:
     Raises OSError."""
     applied = Applied()
     known = tier.index.names(page.view, page.ino, page.after, page.upto)
-    complete = _complete(tier, page.names)
+    cached = _cached(tier, page.names)
+    complete = {key: one for key, one in page.names.items() if not one.content or key in cached}
     applied.missing = [key for key in page.names if key not in complete]
     gone, put = change(known, complete)
     with _opened(tier, page.view, page.path) as fd:
         _remove(tier, writer, (page.view, page.ino), fd, gone, applied.released)
         head = directory_key(page.view, page.ino)
         if put:
-            writer.write([PutName(head + key, record) for key, record in put.items()])
+            writer.write([PutNames(head, put)])
         for key, record in complete.items():
-            made = _show(tier, fd, name_of(key), record)
-            if record.kind != DIRECTORY and (made or key in put):
-                _set_attributes(name_of(key), fd, record)
+            if record.content:
+                _show_cached(tier, fd, name_of(key), cached[key], is_known=key not in put)
+                _set_attributes(name_of(key), fd, record, cached[key].info)
+            else:
+                _show(fd, name_of(key), record)
     return applied
 
 
@@ -224,8 +243,8 @@ def withdraw(tier: TierDirectory, writer: Writer, places: Iterable[Place]) -> No
     for one in places:
         with suppress(FileNotFoundError), _opened(tier, one.view, one.path) as fd:
             os.unlink(name_of(one.key), dir_fd=fd)
-        _restore(tier, one.record, [])
-        writer.write([PutName(directory_key(one.view, one.ino) + one.key, None)])
+        _restore(tier, one.record, _attributes_of(tier), [])
+        writer.write([DropNames([directory_key(one.view, one.ino) + one.key])])
 
 
 # ---- names ----
@@ -249,70 +268,106 @@ def _opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[i
         os.close(fd)
 
 
-def _complete(tier: TierDirectory, names: Mapping[bytes, NameRecord]) -> dict[bytes, NameRecord]:
-    """Returns the names without those of files that are not complete, trusted and here."""
+class _Attributes(NamedTuple):
+    """Of cache files that are in no tree."""
+
+    uid: int
+    gid: int
+    mode: int
+
+
+def _attributes_of(tier: TierDirectory) -> _Attributes:
+    shared = os.fstat(tier.pub_fd).st_mode & _OF_GROUP  # the worker shares its files
+    return _Attributes(os.geteuid(), os.getegid(), FILE_MODE if shared else _PRIVATE_MODE)
+
+
+class _CacheFile(NamedTuple):
+    """`path`: below `files/`."""
+
+    path: str
+    info: os.stat_result
+
+
+def _cached(tier: TierDirectory, names: Mapping[bytes, NameRecord]) -> dict[bytes, _CacheFile]:
+    """Returns the files with bytes that are complete, trusted and here."""
     files = [(key, record) for key, record in names.items() if record.content]
     records = tier.index.get_all([record.content for _, record in files])
-    missing = {
-        key
-        for (key, record), known in zip(files, records, strict=True)
-        if known is None
-        or not (known.complete and tier.header.trusts(known.epoch))
-        or not tier.has_file(record.content.hex(), record.size)
-    }
-    return {key: record for key, record in names.items() if key not in missing}
+    trusts, files_fd = tier.header.trusts, tier.files_fd
+    found: dict[bytes, _CacheFile] = {}
+    for (key, record), known in zip(files, records, strict=True):
+        if known is None or not known.complete or not trusts(known.epoch):
+            continue
+        path = place(record.content.hex())
+        with suppress(FileNotFoundError):
+            info = os.stat(path, dir_fd=files_fd, follow_symlinks=False)
+            if info.st_size == record.size:
+                found[key] = _CacheFile(path, info)
+    return found
 
 
-def _show(tier: TierDirectory, fd: int, name: bytes, record: NameRecord) -> bool:
-    """Makes a name; returns False if it exists."""
+def _show_cached(
+    tier: TierDirectory, fd: int, name: bytes, file: _CacheFile, *, is_known: bool
+) -> None:
+    """Makes a hard link to a cache file. `is_known`: the name had this record before, so it is
+    likely to exist."""
+    if is_known and _is_link(fd, name, file):
+        return
     try:
+        os.link(file.path, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
+    except FileExistsError:
+        if not _is_link(fd, name, file):
+            os.unlink(name, dir_fd=fd)
+            os.link(file.path, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
+
+
+def _is_link(fd: int, name: bytes, file: _CacheFile) -> bool:
+    try:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (info.st_dev, info.st_ino) == (file.info.st_dev, file.info.st_ino)
+
+
+def _show(fd: int, name: bytes, record: NameRecord) -> None:
+    """Makes the name of what has no bytes in a cache file. A directory gets its attributes when its
+    names are complete."""
+    with suppress(FileExistsError):
         if record.kind == DIRECTORY:
             os.mkdir(name, 0o700, dir_fd=fd)
         elif record.kind == SYMLINK:
             os.symlink(record.target, name, dir_fd=fd)
-        elif not record.content:
-            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=fd))
         else:
-            _link(tier, fd, name, record)
-    except FileExistsError:
-        return False if not record.content else _link_again(tier, fd, name, record)
-    return True
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=fd))
+    if record.kind != DIRECTORY:
+        _set_attributes(name, fd, record, os.stat(name, dir_fd=fd, follow_symlinks=False))
 
 
-def _link(tier: TierDirectory, fd: int, name: bytes, record: NameRecord) -> None:
-    source = os.fsencode(place(record.content.hex()))
-    os.link(source, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
-
-
-def _link_again(tier: TierDirectory, fd: int, name: bytes, record: NameRecord) -> bool:
-    """Replaces a link to another file; returns False if it is the right one."""
-    source = os.stat(place(record.content.hex()), dir_fd=tier.files_fd, follow_symlinks=False)
-    shown = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    if (source.st_dev, source.st_ino) == (shown.st_dev, shown.st_ino):
-        return False
-    os.unlink(name, dir_fd=fd)
-    _link(tier, fd, name, record)
-    return True
-
-
-def _set_attributes(name: bytes, fd: int, record: NameRecord) -> None:
-    os.chown(name, record.uid, record.gid, dir_fd=fd, follow_symlinks=False)
-    if record.kind != SYMLINK:
+def _set_attributes(name: bytes, fd: int, record: NameRecord, info: os.stat_result) -> None:
+    """Gives a name the attributes of its record, where it has others."""
+    if (info.st_uid, info.st_gid) != (record.uid, record.gid):
+        os.chown(name, record.uid, record.gid, dir_fd=fd, follow_symlinks=False)
+    if record.kind != SYMLINK and info.st_mode & _PERMISSIONS != record.mode:
         os.chmod(name, record.mode, dir_fd=fd)
-    times = record.mtime_ns, record.mtime_ns
-    os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
+    if info.st_mtime_ns != record.mtime_ns:
+        times = record.mtime_ns, record.mtime_ns
+        os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
 
 
-def _restore(tier: TierDirectory, record: NameRecord, released: list[bytes]) -> None:
+def _restore(
+    tier: TierDirectory, record: NameRecord, attributes: _Attributes, released: list[bytes]
+) -> None:
     """Gives a cache file that left a tree the attributes of others."""
     if not record.content:
         return
     released.append(record.content)
+    path = place(record.content.hex())
     with suppress(FileNotFoundError):
-        path = place(record.content.hex())
-        os.chown(path, os.geteuid(), os.getegid(), dir_fd=tier.files_fd, follow_symlinks=False)
-        shared = os.fstat(tier.pub_fd).st_mode & _OF_GROUP  # the worker shares its files
-        os.chmod(path, FILE_MODE if shared else _PRIVATE_MODE, dir_fd=tier.files_fd)
+        if (record.uid, record.gid) != (attributes.uid, attributes.gid):
+            os.chown(
+                path, attributes.uid, attributes.gid, dir_fd=tier.files_fd, follow_symlinks=False
+            )
+        if record.mode != attributes.mode:
+            os.chmod(path, attributes.mode, dir_fd=tier.files_fd)
 
 
 def _remove(
@@ -324,15 +379,17 @@ def _remove(
     released: list[bytes],
 ) -> None:
     """Removes names of a directory (view, ino) and all below them, then their records."""
+    attributes = _attributes_of(tier)
     for key, record in names.items():
         if record.kind == DIRECTORY:
             _remove_directory(tier, writer, (directory[0], record.ino), fd, name_of(key), released)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(name_of(key), dir_fd=fd)
-            _restore(tier, record, released)
+            _restore(tier, record, attributes, released)
     if names:
-        writer.write([PutName(directory_key(*directory) + key, None) for key in names])
+        head = directory_key(*directory)
+        writer.write([DropNames([head + key for key in names])])
 
 
 def _remove_directory(

@@ -31,6 +31,8 @@ class PageChange(NamedTuple):
 
 
 def change(known: Mapping[bytes, NameRecord], wanted: Mapping[bytes, NameRecord]) -> PageChange:
+    if not known:
+        return PageChange({}, {**wanted})
     gone = {
         key: record
         for key, record in known.items()

@@ -27,7 +27,8 @@ class ViewRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `cover`: the number by which clients know its present covers; 0: none was laid since the last
     change of the tree, which may be incomplete. `position`: of the master's events; the tree shows
     the names as of this position. `losses`: the end of the last distrusted range of epochs at that
-    time. `thawed`: the view is being removed. `top`: the ino of its directory; 0: not known yet."""
+    time. `thawed`: the view is being removed. `top`: the ino of its directory; 0: not known yet.
+    `policy`: the policy `view` that made it; "": it was frozen."""
 
     namespace: bytes
     path: bytes
@@ -40,6 +41,7 @@ class ViewRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     losses: int = 0
     thawed: bool = False
     top: int = 0
+    policy: str = ""
 
 
 class NameRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,11 +103,12 @@ def name_of(order_key: bytes) -> bytes:
 def name_record(inode: Inode, content: bytes, defaults: tuple[int, int, int, int]) -> NameRecord:
     """Returns the record of a name with the attributes that a mount with these defaults shows."""
     uid, gid, file_mode, dir_mode = defaults
-    is_directory = inode.kind is Kind.DIRECTORY
+    kind = inode.kind.value
+    is_directory = kind == DIRECTORY
     mode = inode.mode & 0o7777 if inode.mode >= 0 else dir_mode if is_directory else file_mode
     return NameRecord(
         inode.ino,
-        inode.kind.value,
+        kind,
         content,
         mode,
         inode.uid if inode.uid >= 0 else uid,

@@ -110,6 +110,8 @@ class Admission:
         verdict = self._judge(size_bytes, entry)
         if verdict is Verdict.ADMIT:
             return self._take(size_bytes, entry)
+        if not self._is_copy(entry, NEVER):
+            self._contents.guard.want_room(replaces=verdict is Verdict.MAKE_ROOM)
         if verdict is Verdict.REFUSE or self._context.monotonic() < self._nothing_until_s:
             return self._refuse()
         async with self._one_at_a_time:
@@ -154,7 +156,10 @@ class Admission:
         unanswered = self._unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
-            await self._make_room_thoroughly(size_bytes, monotonic() + THOROUGH_S)
+            until_s = monotonic() + THOROUGH_S
+            await self._make_room_thoroughly(size_bytes, until_s)
+            while size_bytes > ledger.free_for_files and await self._contents.guard.give_way():
+                await self._make_room_thoroughly(size_bytes, until_s)
         if self._take(size_bytes, entry):
             return
         if self._unanswered != unanswered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -43,6 +43,12 @@ class ViewGuard(Protocol):
     def lost(self, key: bytes) -> None:
         """Notes that a content of a view has lost its record."""
 
+    def want_room(self, *, replaces: bool) -> None:
+        """Notes that data found no room. `replaces`: others are evicted for it."""
+
+    async def give_way(self) -> bool:
+        """Releases the contents of a view that a policy made; returns False if there is none."""
+
 
 class _NoViews:
     """The guard of a tier that shows no view."""
@@ -55,6 +61,12 @@ class _NoViews:
 
     def lost(self, key: bytes) -> None:
         pass
+
+    def want_room(self, *, replaces: bool) -> None:
+        pass
+
+    async def give_way(self) -> bool:
+        return False
 
 
 def _ignore_all(*what: Any) -> None:
@@ -150,9 +162,13 @@ class Contents:
         left the view."""
         return self.order.held(key)[0] == VIEW_S
 
-    def hold_for_view(self, key: bytes) -> None:
-        """Holds a content for a view. Does nothing for a content without a record."""
-        self.order.hold(key, VIEW_S, though_read=True)
+    def hold_for_view(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Holds contents for a view; returns those that none has held. Does nothing for a content
+        without a record."""
+        new = [key for key in keys if not self.in_view(key)]
+        for key in new:
+            self.order.hold(key, VIEW_S, though_read=True)
+        return new
 
     def end_view(self, key: bytes, hold: Hold | None, now_s: int) -> None:
         """Ends the hold by a view. `hold`: the one by a load job that continues."""

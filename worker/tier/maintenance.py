@@ -169,8 +169,7 @@ class Housekeeping:
         async with self._contents.trees_change:
             await self._disk.threads.run(trees.remove_unrecorded, directory)
             while (keys := await self._disk.threads.run(next, batches, None)) is not None:
-                for key in keys:
-                    self._contents.hold_for_view(key)
+                self._contents.hold_for_view(keys)
 
     async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
         """Yields the records of all cached contents, in batches. Raises OSError."""

@@ -43,13 +43,14 @@ class Built:
 
 @dataclass(slots=True)
 class ViewPass:
-    """See the module. One pass at a time over one view."""
+    """See the module. One pass at a time over one view. `loads`: what is missing is loaded."""
 
     cache: CacheViews
     tier: Tier
     service: MetadataService
     view: int
     path: bytes
+    loads: bool = True
     built: Built = field(default_factory=Built)
     _small: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SMALL_AT_ONCE))
     _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
@@ -61,14 +62,15 @@ class ViewPass:
         return self.built
 
     async def apply(self, walk: TreeWalk) -> Built:
-        """Loads what is missing and changes the tree. Raises CacheFSError, OSError."""
+        """Changes the tree, and loads what is missing. Raises CacheFSError, OSError."""
         views = self.tier.views
         async for page, finished in walk.steps():
             self.built.count(page)
             missing = await views.apply(page)
-            if missing:
+            if missing and self.loads:
                 await self._load([page.names[key] for key in missing])
-                self._note_missing(page, await views.apply(page))
+                missing = await views.apply(page)
+            self._note_missing(page, missing)
             if finished is not None:
                 await views.finish_directory(self.view, page.path, finished)
         return self.built

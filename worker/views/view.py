@@ -54,7 +54,8 @@ class Refused(Exception):
 
 
 class View:
-    """See the module. `number`: of its tree in the tier."""
+    """See the module. `number`: of its tree in the tier. `since_s`: the time of its present state
+    (wall clock)."""
 
     def __init__(
         self, cache: CacheViews, mounts: TreeMounts, tier: Tier, number: int, record: ViewRecord
@@ -79,7 +80,7 @@ class View:
         self._events: NamespaceEvents | None = None
         self._hosts: list[CoverHost] = []
         self._clocks = cache.clocks
-        self._since_s = self._clocks.wall()
+        self.since_s = self._clocks.wall()
         self._covered_at_s = 0.0  # monotonic; 0: not covered
         self._changes = 0
         self._walk: TreeWalk | None = None  # the last one, or the one that builds
@@ -99,9 +100,14 @@ class View:
         if self.state is ViewState.READY and self.covers.count:
             state = "covered"
         return ViewStatus(
-            self.covers.number, self.path, files, size_bytes, state, self._since_s,
-            self.covers.count, self._reason(state),
+            self.covers.number, self.path, files, size_bytes, state, self.since_s,
+            self.covers.count, self._reason(state), self.record.policy,
         )  # fmt: skip
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it was not built, or was uncovered, and is to be built later."""
+        return self.state in (ViewState.WAITING, ViewState.IMPOSSIBLE)
 
     def covered_s(self) -> float:
         """Returns the seconds in which a mount was covered."""
@@ -154,11 +160,18 @@ class View:
         now = self._clocks.monotonic()
         if self.covers.count and not self._covered_at_s:
             self._covered_at_s = now
-            self._since_s = self._clocks.wall()
+            self.since_s = self._clocks.wall()
             self.settled.set()
         elif not self.covers.count and self._covered_at_s:
             self._covered_s += now - self._covered_at_s
             self._covered_at_s = 0.0
+
+    def hasten(self) -> None:
+        """Ends the pause before the view is built (again): a user has requested it."""
+        if self.state in (ViewState.WAITING, ViewState.IMPOSSIBLE):
+            self._due_s = 0.0
+            self.settled.clear()
+            self._woken.set()
 
     # ---- its task ----
 
@@ -180,7 +193,7 @@ class View:
     def _move(self, event: ViewEvent, reason: str = "") -> None:
         self.state = moved(self.state, event)
         self.reason = reason
-        self._since_s = self._clocks.wall()
+        self.since_s = self._clocks.wall()
         if self.state in (ViewState.BUILDING, ViewState.READY):
             self.settled.clear()
         else:
@@ -195,7 +208,8 @@ class View:
 
     def _new_pass(self) -> ViewPass:
         assert self._events is not None
-        return ViewPass(self.cache, self.tier, self._events.service, self.number, self.path)
+        service, loads = self._events.service, not self.record.policy
+        return ViewPass(self.cache, self.tier, service, self.number, self.path, loads)
 
     async def _resume(self) -> None:
         """Compares a tree that an earlier process covered. Without an event since then it is the
@@ -258,6 +272,7 @@ class View:
         top = (await walk.find_top()).ino
         if self._unsure or self.record.top not in (0, top):
             await self._replace_tree()
+            walk.view = self.number
         # From now on no start takes the tree for a complete one.
         self.record = msgspec.structs.replace(self.record, cover=0, top=top)
         await views.make(self.number, self.record)
@@ -413,7 +428,7 @@ def new_number() -> int:
 
 
 def _why(built: Built) -> str:
-    error = built.error.one_line() if built.error is not None else "it was evicted"
+    error = built.error.one_line() if built.error is not None else "it is not cached whole"
     return (
         f"{built.missing:,} of {built.files:,} files ({format_size(built.missing_bytes)} of "
         f"{format_size(built.size_bytes)}) are not cached; {built.error_path}: {error}"

@@ -24,8 +24,11 @@ from cachefs.core.services import MetadataService, PolicyService, PositionedEven
 from cachefs.core.units import format_size
 from worker.runtime.tasks import Tasks, within
 from worker.store.view_records import ViewRecord
+from worker.views.automatic import AutomaticViews
 from worker.views.build import Built, ViewPass
+from worker.views.choice import is_at_or_below, is_below
 from worker.views.namespace_events import NamespaceEvents, PositionedService
+from worker.views.tier_guard import TierGuard
 from worker.views.tree_mounts import TreeMounts
 from worker.views.view import RESUME_S, View, new_number
 from worker.views.walk import Defaults, TreeWalk
@@ -75,6 +78,8 @@ class Views:
         self._tasks = Tasks()
         self._freezing = asyncio.Lock()
         self._past: dict[str, Any] = {"covers": 0, "covered_s": 0.0, "uncovers": {}}
+        self.automatic = AutomaticViews(cache, self, service)
+        self._tasks.start(self.automatic.run())
         cache.subscribe(self._tiers_changed)
         self._tiers_changed()
 
@@ -159,6 +164,31 @@ class Views:
         view.covers.close()
         self._past = _summed(self._past, view)
 
+    # ---- what policies make (see `worker.views.automatic.ViewMaker`) ----
+
+    def namespaces(self) -> set[NamespaceId]:
+        return {namespace for namespace in self._events if self._hosts_of(namespace)}
+
+    def all(self) -> Sequence[View]:
+        return [*self._views]
+
+    async def begin(self, namespace: NamespaceId, path: bytes, tier: Tier, policy: str) -> None:
+        async with self._freezing:
+            views = self._of(namespace)
+            below = [view for view in views if is_below(view.path, path)]
+            meets = any(is_at_or_below(path, view.path) for view in views)
+            frozen = any(not view.record.policy for view in below)
+            if meets or frozen or len(views) - len(below) >= MOST_VIEWS:
+                return
+            for view in below:
+                await self._thaw(view)
+            await self._make(namespace, path, tier, policy=policy)
+
+    async def end(self, view: View) -> None:
+        async with self._freezing:
+            if view in self._views and view.record.policy:
+                await self._thaw(view)
+
     # ---- mounts ----
 
     async def attached(self, namespace: NamespaceId) -> None:
@@ -166,6 +196,7 @@ class Views:
         mounts do not show."""
         if self._adopted:
             await asyncio.wait(self._adopted.values(), timeout=ADOPT_WAIT_S)
+        self._follow(namespace)
         self._take_reports()
         views = self._of(namespace)
         for view in views:
@@ -181,6 +212,7 @@ class Views:
     def joined(self, host: CoverHost) -> None:
         """Covers the mount of a client that has attached."""
         self._hosts.append(host)
+        self.automatic.wake()
         for view in self._views:
             if host.shows(view.namespace):
                 view.add(host)
@@ -216,6 +248,8 @@ class Views:
 
     async def heed(self, event: Invalidate) -> None:
         """Returns once no cover shows what an event may change."""
+        if event.policies:
+            self.automatic.wake()
         touched = [view for view in self._of(event.namespace) if view.touched_by(event)]
         if touched:
             await asyncio.gather(*(view.uncover("changed") for view in touched))
@@ -250,6 +284,9 @@ class Views:
     def _of(self, namespace: NamespaceId) -> list[View]:
         return [view for view in self._views if view.namespace == namespace]
 
+    def _hosts_of(self, namespace: NamespaceId) -> list[CoverHost]:
+        return [host for host in self._hosts if host.shows(namespace)]
+
     def _of_tier(self, tier: Tier) -> list[View]:
         return [view for view in self._views if view.tier is tier]
 
@@ -267,21 +304,35 @@ class Views:
         return ViewTable([view.status()])
 
     async def _frozen(self, namespace: NamespaceId, path: bytes) -> View:
-        """Returns the view at or above a path, or a new one."""
-        for view in self._of(namespace):
-            if _is_at_or_below(path, view.path):
-                return view
+        """Returns the frozen view at or above a path, which is built now if it waits, or a new one,
+        which takes the place of those below it, and of those that a policy made."""
         service = self._service(namespace)
         await self._check(service, path)
-        below = [view for view in self._of(namespace) if _is_at_or_below(view.path, path)]
-        if len(self._of(namespace)) - len(below) >= MOST_VIEWS:
+        for view in self._of(namespace):
+            if is_at_or_below(path, view.path) and not view.record.policy:
+                view.hasten()
+                return view
+        near = [view for view in self._of(namespace) if _is_near(view.path, path)]
+        if len(self._of(namespace)) - len(near) >= MOST_VIEWS:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
         tier = await self._tier_for(service, path)
         pinned = await _pin(service, path)
-        for view in below:
+        for view in near:
             pinned = view.record.pinned or pinned
             await self._thaw(view)
-        record = ViewRecord(bytes(namespace), path, self._defaults_of(namespace), pinned)
+        return await self._make(namespace, path, tier, pinned=pinned)
+
+    async def _make(
+        self,
+        namespace: NamespaceId,
+        path: bytes,
+        tier: Tier,
+        *,
+        pinned: bool = False,
+        policy: str = "",
+    ) -> View:
+        defaults = self._defaults_of(namespace)
+        record = ViewRecord(bytes(namespace), path, defaults, pinned, policy=policy)
         view = View(self._cache, self._mounts, tier, new_number(), record)
         await self._recorded(view)
         self._add(view)
@@ -304,7 +355,7 @@ class Views:
             raise NotADirectory("only directories can be frozen", path=shown(path))
 
     def _defaults_of(self, namespace: NamespaceId) -> Defaults:
-        hosts = [host for host in self._hosts if host.shows(namespace)]
+        hosts = self._hosts_of(namespace)
         return hosts[0].defaults if hosts else self._defaults
 
     async def _tier_for(self, service: MetadataService, path: bytes) -> Tier:
@@ -337,7 +388,15 @@ class Views:
         async with self._freezing:
             found = [view for view in self._of(namespace) if view.path == path]
             if not found:
-                raise NotFound("it is not frozen", path=shown(path))
+                above = [view for view in self._of(namespace) if is_at_or_below(path, view.path)]
+                remedy = f"thaw {shown(above[0].path)}, which is above it" if above else ""
+                raise NotFound("it is not frozen", path=shown(path), remedy=remedy)
+            if found[0].record.policy:
+                raise InUse(
+                    f"the policy view={found[0].record.policy} covers it",
+                    path=shown(path),
+                    remedy=f"cachefs policy set {shown(path)} view=never",
+                )
             await self._thaw(found[0])
             if found[0].record.pinned:
                 await _unpin(self._service(namespace), path)
@@ -372,23 +431,6 @@ class Views:
         }
 
 
-class TierGuard:
-    """The views of one tier, as `worker.tier.contents.ViewGuard`."""
-
-    def __init__(self, views: Views, tier: Tier) -> None:
-        self._views = views
-        self._tier = tier
-
-    async def leave(self, keys: Sequence[bytes]) -> None:
-        await self._views.leave(self._tier, keys)
-
-    async def leave_all(self) -> None:
-        await self._views.leave_all(self._tier)
-
-    def lost(self, key: bytes) -> None:
-        self._views.lost(self._tier)
-
-
 def _statuses(views: Iterable[View]) -> list[ViewStatus]:
     return [view.status() for view in views]
 
@@ -405,6 +447,7 @@ def _row(view: View) -> dict[str, Any]:
         "files": status.files,
         "bytes": status.size_bytes,
         "covers": status.covers,
+        "policy": status.policy,
     }
 
 
@@ -419,12 +462,8 @@ def _summed(total: dict[str, Any], view: View) -> dict[str, Any]:
     }
 
 
-def _is_at_or_below(path: bytes, top: bytes) -> bool:
-    return path == top or not top or path.startswith(top + b"/")
-
-
 def _is_near(path: bytes, other: bytes) -> bool:
-    return _is_at_or_below(path, other) or _is_at_or_below(other, path)
+    return is_at_or_below(path, other) or is_at_or_below(other, path)
 
 
 async def _pin(service: MetadataService, path: bytes) -> bool:

@@ -22,6 +22,8 @@ from worker.store.view_records import NameRecord, name_record
 MOST_DEPTH: Final = 200  # directories above a name, below the top
 
 Defaults = tuple[int, int, int, int]
+_DIRECTORY: Final = Kind.DIRECTORY
+_FILE: Final = Kind.FILE
 _decode = msgspec.msgpack.Decoder(Inode).decode
 
 
@@ -56,7 +58,8 @@ class TreeWalk:
         monotonic: Callable[[], float],
     ) -> None:
         self._service = service
-        self._view = view
+        self._namespace = service.namespace
+        self.view = view
         self._path = path
         self._defaults = defaults
         self._monotonic = monotonic
@@ -107,7 +110,7 @@ class TreeWalk:
             self._note_validity(listing.valid_for_s)
             names = dict(self._named(entry) for entry in listing.entries)
             page = ViewPage(
-                self._view, directory.record.ino, directory.path, after, listing.next, names
+                self.view, directory.record.ino, directory.path, after, listing.next, names
             )
             yield Step(page, None if listing.next else directory.record)
             if not listing.next:
@@ -116,12 +119,12 @@ class TreeWalk:
 
     def _named(self, entry: Dentry) -> tuple[bytes, NameRecord]:
         inode = _decode(entry.inode)
-        is_directory = inode.kind is Kind.DIRECTORY
+        is_directory = inode.kind is _DIRECTORY
         return entry.name + b"/" if is_directory else entry.name, self._record(inode)
 
     def _record(self, inode: Inode) -> NameRecord:
-        has_bytes = inode.kind is Kind.FILE and inode.size > 0
-        content = ContentId.of(self._service.namespace, inode).key if has_bytes else b""
+        has_bytes = inode.kind is _FILE and inode.size > 0
+        content = ContentId.key_at(self._namespace, inode) if has_bytes else b""
         return name_record(inode, content, self._defaults)
 
 

@@ -12,7 +12,7 @@ from cachefs.cli.session import Target, attached
 from cachefs.core.mountinfo import read_mounts
 from cachefs.core.units import format_size
 
-_HEAD = ["path", "state", "since", "files", "size", "mounts", "reason"]
+_HEAD = ["path", "state", "since", "files", "size", "mounts", "by", "reason"]
 
 
 @click.command("views")
@@ -51,6 +51,7 @@ def command(
             f"{view.files:,}",
             format_size(view.size_bytes),
             str(view.covers),
+            f"view={view.policy}" if view.policy else "freeze",
             output.line_of(view.reason),
         ]
         for view, target in found

@@ -40,6 +40,11 @@ def test_freeze_waits_until_it_is_covered(node: FakeNode, run: Run) -> None:
     assert node.frozen == [(b"d", True)] * 3
 
 
+def test_freeze_names_the_frozen_directory_above(node: FakeNode, run: Run) -> None:
+    text = ok(run("freeze", "/mnt/data/d/e", "--wait"))
+    assert text.startswith("OK, /mnt/data/d/e: below /mnt/data/d, which is frozen: native since")
+
+
 def test_freeze_without_wait_names_the_command_that_shows_progress(
     node: FakeNode, run: Run
 ) -> None:
@@ -65,7 +70,7 @@ def test_thaw(node: FakeNode, run: Run) -> None:
 def test_views(node: FakeNode, run: Run) -> None:
     node.views = [view("covered"), view("waiting", "it changes often", b"d/e")]
     lines = ok(run("views", "/mnt/data")).splitlines()
-    assert lines[0].split() == ["path", "state", "since", "files", "size", "mounts", "reason"]
+    assert lines[0].split() == ["path", "state", "since", "files", "size", "mounts", "by", "reason"]
     assert lines[1].split()[:2] == ["/mnt/data/d", "covered"]
     assert lines[2].endswith("it changes often")
     rows = json.loads(ok(run("views", "/mnt/data", "--json")))

@@ -33,7 +33,7 @@ def test_the_nearest_path_that_says_something_wins() -> None:
     assert found.where == {
         "pin": "/a/b", "ttl_s": "/a/b", "admission": "/", "ttl_action": DEFAULT,
         "quota_bytes": DEFAULT, "replicas": DEFAULT, "local_copy": DEFAULT,
-        "sync_background_s": DEFAULT,
+        "sync_background_s": DEFAULT, "view": DEFAULT,
     }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_nothing_said_is_the_default() -> None:
     ["pin=yes", "ttl=7d", "ttl=never", "ttl_action=free", "quota=20GiB", "quota=none",
      "admission=always", "replicas=8", "local_copy=never", "eviction=lru",
      "sync_interval=90s", "sync_interval=never", "sync_background=1h",
-     "sync_background=none", "profile=train-read"],
+     "sync_background=none", "profile=train-read", "view=auto", "view=native"],
 )  # fmt: skip
 def test_what_is_shown_can_be_given_again(word: str) -> None:
     policy = parse([word])
@@ -92,7 +92,7 @@ def test_what_is_shown_can_be_given_again(word: str) -> None:
     ["pin=maybe", "ttl=0", "ttl=0.5s", "ttl=soon", "ttl_action=delete", "quota=-1", "pin",
      "admission=never", "replicas=0", "replicas=9", "replicas=two", "local_copy=maybe",
      "eviction=fifo", "profile=none-such", "colour=red", "sync_interval=-2", "=3",
-     "sync_background=0", "sync_background=never", "sync_background=0.9s"],
+     "sync_background=0", "sync_background=never", "sync_background=0.9s", "view=always"],
 )  # fmt: skip
 def test_what_means_nothing_is_refused(word: str) -> None:
     with pytest.raises(BadConfig):
@@ -104,7 +104,7 @@ def test_what_means_nothing_is_refused(word: str) -> None:
     [Policy(ttl_s=0.1), Policy(ttl_s=float("nan")), Policy(ttl_s=float("inf")),
      Policy(quota_bytes=-1), Policy(admission="x"), Policy(sync_interval_s=-3.0),
      Policy(profile="x"), Policy(ttl_action="delete"), Policy(sync_background_s=0.5),
-     Policy(sync_background_s=-1.0), Policy(sync_background_s=float("nan"))],
+     Policy(sync_background_s=-1.0), Policy(sync_background_s=float("nan")), Policy(view="always")],
 )  # fmt: skip
 def test_so_it_is_when_it_comes_over_a_wire(policy: Policy) -> None:
     with pytest.raises(BadConfig):
@@ -117,7 +117,7 @@ def test_a_change_keeps_what_it_does_not_say() -> None:
     assert merged(old, Policy(), ["pin"]) == Policy(ttl_s=60.0)
     assert merged(old, Policy(), ["pin", "ttl_s"]).says_nothing
     assert formatted(Policy()) == {}
-    assert len(KEYS) == 11
+    assert len(KEYS) == 12
 
 
 def test_paths() -> None:

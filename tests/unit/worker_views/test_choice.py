@@ -1,0 +1,175 @@
+"""What the policy `view` has covered, and what gives way: decisions alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.core.policies import AUTO, NATIVE, NEVER, above
+from worker.views.choice import (
+    LEAST_FILES,
+    LEAST_PAUSE_S,
+    MOST_MEAN_BYTES,
+    MOST_PAUSE_S,
+    Counts,
+    Pauses,
+    QuietTimes,
+    ViewCandidate,
+    ViewPolicies,
+    YieldingView,
+    candidates,
+    gives_way,
+    is_at_or_below,
+    is_below,
+)
+
+
+def counted(
+    files: dict[bytes, int], *, missing: tuple[bytes, ...] = (), size_bytes: int = 100
+) -> Counts:
+    """`files`: the number by directory. `missing`: the directories of which tier 0 lacks a file."""
+    counts = Counts(1)
+    for place, (directory, count) in enumerate(files.items()):
+        for number in range(count):
+            lacks = directory in missing and number == 0
+            counts.count(directory, 1_000_000 * place + number, size_bytes, [lacks])
+    return counts
+
+
+def chosen(
+    counts: Counts,
+    said: dict[bytes, str],
+    shown: tuple[tuple[bytes, str], ...] = (),
+    paused: Pauses | None = None,
+) -> list[bytes]:
+    is_paused = (paused or Pauses()).__contains__
+    found = candidates(counts.totals(), ViewPolicies(said), shown=shown, is_paused=is_paused)
+    return [one.path for one in found]
+
+
+ENOUGH = {b"a/x": LEAST_FILES, b"a/y": LEAST_FILES, b"b": LEAST_FILES}
+
+
+def test_the_highest_complete_directory_is_chosen() -> None:
+    assert chosen(counted(ENOUGH), {b"": AUTO}) == [b""]
+    assert chosen(counted(ENOUGH, missing=(b"b",)), {b"": AUTO}) == [b"a"]
+    assert chosen(counted(ENOUGH, missing=(b"a/x",)), {b"": AUTO}) == [b"a/y", b"b"]
+
+
+def test_only_where_a_policy_says_so() -> None:
+    assert chosen(counted(ENOUGH), {b"": NEVER}) == []
+    assert chosen(counted(ENOUGH), {b"": NEVER, b"a": AUTO}) == [b"a"]
+    assert chosen(counted(ENOUGH), {b"": AUTO, b"a/x": NEVER}) == [b"a/y", b"b"]
+
+
+def test_auto_takes_many_small_files_and_native_any() -> None:
+    few = counted({b"a": LEAST_FILES - 1})
+    assert (chosen(few, {b"": AUTO}), chosen(few, {b"": NATIVE})) == ([], [b""])
+    large = counted({b"a": LEAST_FILES}, size_bytes=MOST_MEAN_BYTES + 1)
+    assert (chosen(large, {b"": AUTO}), chosen(large, {b"": NATIVE})) == ([], [b""])
+
+
+def test_one_tier_must_have_everything() -> None:
+    counts = Counts(2)
+    for number in range(2 * LEAST_FILES):
+        counts.count(b"a" if number % 2 else b"b", number, 10, [bool(number % 2), False])
+    (one,) = candidates(
+        counts.totals(), ViewPolicies({b"": AUTO}), shown=(), is_paused=Pauses().__contains__
+    )
+    assert (one.path, one.tier) == (b"", 1)
+
+
+def test_nothing_meets_what_an_operator_froze() -> None:
+    assert chosen(counted(ENOUGH), {b"": AUTO}, ((b"a/x", ""),)) == [b"a/y", b"b"]
+    assert chosen(counted(ENOUGH), {b"": AUTO}, ((b"", ""),)) == []
+
+
+def test_a_higher_directory_takes_the_place_of_those_below() -> None:
+    assert chosen(counted(ENOUGH), {b"": AUTO}, ((b"a/x", AUTO), (b"b", AUTO))) == [b""]
+    assert chosen(counted(ENOUGH), {b"": AUTO}, ((b"", AUTO),)) == []
+
+
+def test_a_pause_holds_for_all_that_it_meets_and_grows() -> None:
+    pauses = Pauses()
+    pauses.grow(b"a/x", 0.0)
+    assert [b"a" in pauses, b"a/x" in pauses, b"a/x/y" in pauses, b"b" in pauses] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert chosen(counted(ENOUGH), {b"": AUTO}, paused=pauses) == [b"a/y", b"b"]
+    ends = []
+    now = 0.0
+    for _ in range(20):
+        pauses.grow(b"a/x", now)
+        start = now
+        while b"a/x" in pauses:
+            now += 10.0
+            pauses.expire(now)
+        ends.append(now - start)
+    assert ends == sorted(ends)
+    assert LEAST_PAUSE_S <= ends[0] < ends[-1] <= MOST_PAUSE_S
+
+
+def test_a_directory_must_look_the_same_for_a_while() -> None:
+    quiet = QuietTimes()
+    first = ViewCandidate(b"a", AUTO, 0, (1000, 5, 7))
+    quiet.note([first], 10.0)
+    quiet.note([first], 40.0)
+    assert quiet.for_s(b"a", 40.0) == 30.0
+    quiet.note([first._replace(mark=(1000, 5, 8))], 50.0)
+    assert quiet.for_s(b"a", 55.0) == 5.0
+    quiet.note([], 60.0)
+    assert not quiet.is_waiting
+
+
+VIEWS = [YieldingView(0, 500.0), YieldingView(1, 100.0)]
+
+
+@pytest.mark.parametrize(
+    ("replaces", "oldest_use_s", "now_s", "gone"),
+    [
+        (False, 0.0, 3699.0, None),  # it may be in use for all that is known
+        (False, 0.0, 3700.0, 1),
+        (True, 99.0, 600.0, None),  # others were unused for longer
+        (True, 100.0, 600.0, 1),
+    ],
+)
+def test_a_view_gives_way_as_data_would_whose_last_use_was_its_cover(
+    replaces: bool, oldest_use_s: float, now_s: float, gone: int | None
+) -> None:
+    found = gives_way(
+        VIEWS, oldest_use_s=oldest_use_s, idle_after_s=3600.0, replaces=replaces, now_s=now_s
+    )
+    assert found == gone
+    assert gives_way([], oldest_use_s=0, idle_after_s=0, replaces=True, now_s=9e9) is None
+
+
+PATHS = st.sampled_from([b"", b"a", b"a/x", b"a/y", b"b", b"b/z", b"b/z/w"])
+
+
+@given(
+    files=st.dictionaries(PATHS, st.integers(1, 3), max_size=7),
+    missing=st.frozensets(PATHS, max_size=3),
+    said=st.dictionaries(PATHS, st.sampled_from([NATIVE, NEVER]), max_size=4),
+    shown=st.dictionaries(PATHS, st.sampled_from(["", NATIVE]), max_size=3),
+)
+def test_what_is_chosen_is_complete_wanted_and_meets_nothing(
+    files: dict[bytes, int],
+    missing: frozenset[bytes],
+    said: dict[bytes, str],
+    shown: dict[bytes, str],
+) -> None:
+    lacking = {path for path in missing if path in files}
+    found = chosen(
+        counted(files, missing=tuple(lacking)), {b"": NEVER} | said, tuple(shown.items())
+    )
+    for path in found:
+        below = [one for one in files if is_at_or_below(one, path)]
+        assert below
+        assert not lacking & set(below)
+        policy = next((said[one] for one in above(path) if one in said), NEVER)
+        assert policy == NATIVE
+        assert not any(said[one] == NEVER for one in said if is_below(one, path))
+        assert not any(is_at_or_below(path, one) for one in found if one != path)
+        assert not any(is_at_or_below(path, one) for one in shown)
+        assert not any(is_below(one, path) for one, by in shown.items() if not by)

@@ -1,0 +1,234 @@
+"""Which directories the policy `view` has covered without a command, and which of them give way.
+Pure.
+
+A survey counts the known files of each directory, and how many of them each tier lacks. The highest
+directories that one tier has completely are chosen, after they looked the same for a while. A
+survey only knows names and records: the pass that builds the view finds what it did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from cachefs.core.policies import AUTO, NATIVE, NEVER, above
+from worker.views.pace import RebuildPace
+
+LEAST_FILES: Final = 1000
+MOST_MEAN_BYTES: Final = 1 << 20  # of larger files, an open costs little of what the read costs
+LEAST_PAUSE_S: Final = 60.0  # after a view that could not be built
+MOST_PAUSE_S: Final = 3600.0
+MOST_PACES: Final = 1024
+
+
+# ---- what is complete ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class FileCounts:
+    """The files of a directory. `missing`: by tier. `mark` changes with any of them."""
+
+    missing: list[int]
+    files: int = 0
+    size_bytes: int = 0
+    mark: int = 0
+
+    def add(self, other: FileCounts) -> None:
+        self.files += other.files
+        self.size_bytes += other.size_bytes
+        self.mark ^= other.mark
+        for tier, count in enumerate(other.missing):
+            self.missing[tier] += count
+
+    @property
+    def tier(self) -> int | None:
+        """The fastest tier that has all of them."""
+        return next((tier for tier, count in enumerate(self.missing) if not count), None)
+
+
+@dataclass(slots=True)
+class Counts:
+    """The counts of the directories' own files, by path."""
+
+    tiers: int
+    own: dict[bytes, FileCounts] = field(default_factory=dict)
+
+    def count(self, directory: bytes, ino: int, size_bytes: int, missing: Sequence[bool]) -> None:
+        """Counts one file."""
+        counted = self.own.get(directory)
+        if counted is None:
+            counted = self.own[directory] = FileCounts([0] * self.tiers)
+        counted.files += 1
+        counted.size_bytes += size_bytes
+        counted.mark ^= hash((ino, size_bytes))
+        for tier, is_missing in enumerate(missing):
+            counted.missing[tier] += is_missing
+
+    def totals(self) -> dict[bytes, FileCounts]:
+        """Returns the counts of each directory with all below it."""
+        found: dict[bytes, FileCounts] = {}
+        for directory, counted in self.own.items():
+            for path in above(directory):
+                if path not in found:
+                    found[path] = FileCounts([0] * self.tiers)
+                found[path].add(counted)
+        return found
+
+
+# ---- what is covered -----------------------------------------------------------------------------
+
+
+class ViewPolicies(NamedTuple):
+    """The policy `view` of the paths that set it."""
+
+    said: Mapping[bytes, str]
+
+    @property
+    def wanted(self) -> list[bytes]:
+        """The highest paths at and below which directories are covered."""
+        some = {path for path, view in self.said.items() if view != NEVER}
+        return [path for path in sorted(some) if not some & {*above(path)} - {path}]
+
+    def at(self, path: bytes) -> str:
+        """Returns the policy in force at a path."""
+        return next((self.said[one] for one in above(path) if one in self.said), NEVER)
+
+    def is_whole(self, path: bytes) -> bool:
+        """Returns whether nothing below a path says `never`."""
+        return not any(view == NEVER and is_below(one, path) for one, view in self.said.items())
+
+
+class ViewCandidate(NamedTuple):
+    """A directory that may be covered. `policy`: auto or native. `tier`: of those surveyed."""
+
+    path: bytes
+    policy: str
+    tier: int
+    mark: tuple[int, int, int]
+
+
+def candidates(
+    totals: Mapping[bytes, FileCounts],
+    policies: ViewPolicies,
+    *,
+    shown: Sequence[tuple[bytes, str]],
+    is_paused: Callable[[bytes], bool],
+) -> list[ViewCandidate]:
+    """Returns the highest directories that could be covered now. `shown`: the views by path, with
+    the policy that made them; "" for a frozen one, which nothing else meets."""
+    found: list[ViewCandidate] = []
+    for path in sorted(totals):
+        counted, policy = totals[path], policies.at(path)
+        tier = counted.tier
+        if tier is None or not _is_worth(policy, counted) or not policies.is_whole(path):
+            continue
+        if any(is_at_or_below(path, one.path) for one in found) or is_paused(path):
+            continue
+        if not any(_is_in_the_way(path, *one) for one in shown):
+            mark = counted.files, counted.size_bytes, counted.mark
+            found.append(ViewCandidate(path, policy, tier, mark))
+    return found
+
+
+def _is_worth(policy: str, counted: FileCounts) -> bool:
+    if policy == NATIVE:
+        return counted.files > 0
+    enough = counted.files >= LEAST_FILES
+    return policy == AUTO and enough and counted.size_bytes <= MOST_MEAN_BYTES * counted.files
+
+
+def _is_in_the_way(path: bytes, shown: bytes, policy: str) -> bool:
+    return is_at_or_below(path, shown) or (not policy and is_below(shown, path))
+
+
+class QuietTimes:
+    """Since when each candidate looks the same."""
+
+    def __init__(self) -> None:
+        self._since: dict[bytes, tuple[tuple[int, int, int], float]] = {}
+
+    def note(self, found: Sequence[ViewCandidate], now_s: float) -> None:
+        """Takes the candidates of a survey, and forgets all others."""
+        before, self._since = self._since, {}
+        for one in found:
+            mark, since_s = before.get(one.path, (one.mark, now_s))
+            self._since[one.path] = one.mark, since_s if mark == one.mark else now_s
+
+    def for_s(self, path: bytes, now_s: float) -> float:
+        return now_s - self._since[path][1]
+
+    def forget(self, path: bytes) -> None:
+        self._since.pop(path, None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if there are candidates."""
+        return bool(self._since)
+
+
+class Pauses:
+    """The paths at, above and below which no view is made for a while."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[bytes, float] = {}
+        self._paces: dict[bytes, RebuildPace] = {}
+
+    def put(self, path: bytes, until_s: float) -> None:
+        self._until_s[path] = until_s
+
+    def grow(self, path: bytes, now_s: float) -> None:
+        """Begins a pause that is longer each time."""
+        pace = self._paces.pop(path, None) or RebuildPace(LEAST_PAUSE_S, MOST_PAUSE_S)
+        self._paces[path] = pace
+        if len(self._paces) > MOST_PACES:
+            del self._paces[next(iter(self._paces))]
+        self.put(path, pace.next_s(now_s))
+
+    def expire(self, now_s: float) -> None:
+        self._until_s = {path: end_s for path, end_s in self._until_s.items() if end_s > now_s}
+
+    def __len__(self) -> int:
+        return len(self._until_s)
+
+    def __contains__(self, path: bytes) -> bool:
+        return any(is_at_or_below(path, one) or is_below(one, path) for one in self._until_s)
+
+
+# ---- what gives way ------------------------------------------------------------------------------
+
+
+class YieldingView(NamedTuple):
+    """A view that may give way. Readers use it unseen since `known_use_s` (wall clock)."""
+
+    number: int
+    known_use_s: float
+
+
+def gives_way(
+    views: Sequence[YieldingView],
+    *,
+    oldest_use_s: float,
+    idle_after_s: float,
+    replaces: bool,
+    now_s: float,
+) -> int | None:
+    """Returns the number of the view that gives way to data that found no room. `replaces`: such
+    data takes the place of what was used longest ago (`oldest_use_s`: of all but views); a view
+    goes if its last known use is older. Else a view goes once it may have been idle for long."""
+    oldest = min(views, key=lambda one: one.known_use_s, default=None)
+    if oldest is None:
+        return None
+    goes = replaces and oldest.known_use_s <= oldest_use_s
+    return oldest.number if goes or oldest.known_use_s + idle_after_s <= now_s else None
+
+
+# ---- paths ---------------------------------------------------------------------------------------
+
+
+def is_below(path: bytes, top: bytes) -> bool:
+    return path != top and (not top or path.startswith(top + b"/"))
+
+
+def is_at_or_below(path: bytes, top: bytes) -> bool:
+    return path == top or is_below(path, top)
