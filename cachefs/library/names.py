@@ -1,23 +1,24 @@
 """The names of one source as a process knows them: paths to inodes, cached until they change.
 
-Lookups of many paths are pipelined. The server's events drop names, as in the FUSE client. A path
-that was resolved is remembered as a whole until any name changes.
+Lookups of many paths are pipelined. A directory of which several names are looked up is listed, as
+by the FUSE client. The server's events drop names, as there. A path that was resolved is remembered
+as a whole until any name changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-import msgspec
-
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotADirectory, Stale
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
 from cachefs.fuse.attributes import kernel_time
-from cachefs.fuse.dentries import MetadataCache, encode_inode
+from cachefs.fuse.dentries import MetadataCache, decode_inodes, encode_inode
+from cachefs.fuse.listing_prefetch import PAGES, ListingPrefetch
 from cachefs.library.node_session import TRIES, NodeSession, checked, reply_deadline
 from cachefs.library.path_walk import PathWalk, Question
 from cachefs.library.shared_socket import Exchange, Reply, SocketLost
@@ -25,8 +26,6 @@ from cachefs.library.shared_socket import Exchange, Reply, SocketLost
 MOST_PATHS: Final = 65536  # remembered as a whole
 IN_FLIGHT: Final = 256
 STALE_TRIES: Final = 3  # of a path whose directories are replaced while it is resolved
-
-_decode_inode = msgspec.msgpack.Decoder(Inode).decode
 
 
 class KnownPath(NamedTuple):
@@ -52,6 +51,8 @@ class Names:
         self._lock = threading.Lock()
         self._cache = MetadataCache()
         self._paths: dict[bytes, KnownPath] = {}
+        self._ahead = ListingPrefetch()
+        self._valid_s = 0.0  # of the last reply
         self.namespace = NamespaceId(b"")
 
     # ---- what is known ----
@@ -85,6 +86,7 @@ class Names:
         with self._lock:
             self._cache.invalidate_everything()
             self._paths = {}
+            self._ahead = ListingPrefetch()
             if attached is not None:
                 self.namespace = attached.namespace
 
@@ -93,6 +95,7 @@ class Names:
         self._lock = threading.Lock()
         self._cache = MetadataCache()
         self._paths = {}
+        self._ahead = ListingPrefetch()
 
     # ---- resolving ----
 
@@ -173,14 +176,22 @@ class Names:
         """Records a reply, unless the name changed while it was in flight. Returns until when it
         is valid."""
         with self._lock:
+            self._valid_s = kernel_time(found.valid_for_s)
             if self._cache.noted.is_outdated(asked_at, question.parent, question.name):
                 return 0.0
-            expires_at = time.monotonic() + kernel_time(found.valid_for_s)
+            expires_at = time.monotonic() + self._valid_s
             if found.inode is not None:
                 record = encode_inode(found.inode)
                 self._cache.put_inode(found.inode.ino, record, expires_at)
             self._cache.put_name(question.parent, question.name, found.inode, expires_at)
             return expires_at
+
+    def wants_listing(self, directory: int) -> bool:
+        """Counts a name of a directory that must be looked up. Returns whether to list the
+        directory instead."""
+        now = time.monotonic()
+        with self._lock:
+            return self._ahead.missed(directory, now, now + self._valid_s)
 
     # ---- listing ----
 
@@ -205,18 +216,19 @@ class Names:
 
     def put_page(self, ino: int, page: m.Listing, asked_at: int) -> list[ListedName]:
         """Records a page of a listing and returns its entries."""
-        expires_at = time.monotonic() + kernel_time(page.valid_for_s)
-        rows = []
+        records = [bytes(entry.inode) for entry in page.entries]
+        inodes = decode_inodes(records)
+        rows = [(entry.name, one) for entry, one in zip(page.entries, inodes, strict=True)]
         with self._lock:
+            self._valid_s = kernel_time(page.valid_for_s)
             outdated = self._cache.noted.is_outdated
-            for entry in page.entries:
-                record = bytes(entry.inode)
-                inode = _decode_inode(record)
-                rows.append(ListedName(entry.name, inode))
-                if not outdated(asked_at, ino, entry.name):
-                    self._cache.put_name(ino, entry.name, inode, expires_at)
-                    self._cache.put_inode(inode.ino, record, expires_at)
-        return rows
+            listing = [
+                (name, inode, record)
+                for (name, inode), record in zip(rows, records, strict=True)
+                if not outdated(asked_at, ino, name)
+            ]
+            self._cache.put_listing(ino, listing, time.monotonic() + self._valid_s)
+        return [*map(ListedName._make, rows)]
 
 
 class _Walk:
@@ -232,13 +244,16 @@ class _Walk:
 
 
 class _Lookups:
-    """Pipelined lookups for walks of one exchange. Walks share the request for a name."""
+    """Pipelined lookups for walks of one exchange. Walks share the request for a name, and wait for
+    the listing of a directory of which several names are missing."""
 
     def __init__(self, names: Names, exchange: Exchange) -> None:
         self._names = names
         self._exchange = exchange
         self._waiting: dict[Question, list[_Walk]] = {}
         self._sent: dict[int, tuple[Question, int]] = {}  # request -> and when it was sent
+        self._listed: dict[int, list[_Walk]] = {}  # directory -> those that wait for its listing
+        self._pages: dict[int, tuple[int, int, int]] = {}  # request -> directory, page, when sent
 
     def run(self, walks: Sequence[_Walk]) -> None:
         """Ends all walks. Raises SocketLost, DeadlineExceeded."""
@@ -246,7 +261,7 @@ class _Lookups:
             while len(self._sent) >= IN_FLIGHT or (self._sent and not self._has_room()):
                 self._take(self._exchange.next(reply_deadline()))
             self._go_on(one)
-        while self._sent:
+        while self._sent or self._pages:
             self._take(self._exchange.next(reply_deadline()))
 
     def _has_room(self) -> bool:
@@ -256,14 +271,25 @@ class _Lookups:
         question = self._names.advance(one)
         if question is None:
             return
-        if question in self._waiting:
-            return self._waiting[question].append(one)
+        waiting = self._waiting.get(question) or self._listed.get(question.parent)
+        if waiting is not None:
+            return waiting.append(one)
+        if self._names.wants_listing(question.parent):
+            self._listed[question.parent] = [one]
+            return self._ask_page(question.parent, 1, b"")
         self._waiting[question] = [one]
         asked_at = self._names.position()
         id = self._exchange.send(self._names.lookup(question), reply_deadline())
         self._sent[id] = (question, asked_at)
 
+    def _ask_page(self, directory: int, number: int, after: bytes) -> None:
+        asked_at = self._names.position()
+        id = self._exchange.send(self._names.list_dir(directory, after), reply_deadline())
+        self._pages[id] = directory, number, asked_at
+
     def _take(self, reply: Reply) -> None:
+        if reply.id in self._pages:
+            return self._take_page(reply)
         question, asked_at = self._sent.pop(reply.id)
         walks = self._waiting.pop(question)
         try:
@@ -276,6 +302,20 @@ class _Lookups:
         for one in walks:
             one.expires_at = min(one.expires_at, expires_at)
             one.walk.answer(found.inode)
+            self._go_on(one)
+
+    def _take_page(self, reply: Reply) -> None:
+        """Continues the walks that the page helps. Names that no page has are looked up."""
+        directory, number, asked_at = self._pages.pop(reply.id)
+        walks, after = self._listed.pop(directory), b""
+        with contextlib.suppress(CacheFSError):  # the lookups raise it
+            page = checked(reply, m.Listing)
+            self._names.put_page(directory, page, asked_at)
+            after = page.next
+        if after and number < PAGES:
+            self._listed[directory] = []
+            self._ask_page(directory, number + 1, after)
+        for one in walks:
             self._go_on(one)
 
 

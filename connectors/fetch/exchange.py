@@ -64,6 +64,8 @@ class Exchange:
         self.room = memoryview(b"")  # the buffer of the body
         self.got = 0  # bytes in `room`
         self.left = 0  # bytes of the body still expected
+        self._room_bytes = 0
+        self._is_success = False  # the head was received, with a status of 2xx
         self.is_over = False  # the body exceeds the expected size
         self.is_paused = False
         self._limits = tuple(limits)
@@ -80,6 +82,7 @@ class Exchange:
         self._head = None
         self.refusal.clear()
         self.room, self.got, self.left = room, 0, get.size
+        self._room_bytes, self._is_success = len(room), False
         self.is_over = self.is_paused = False
         if get.options != self._options:
             self._set_up(get.options)
@@ -152,12 +155,24 @@ class Exchange:
         self.curl.close()
 
     def _on_body(self, data: bytes) -> int | None:
+        start, size = self.got, len(data)
+        stop = start + size
+        if self._is_success and size <= self.left and stop <= self._room_bytes:
+            self.room[start:stop] = data
+            self.got = stop
+            self.left -= size
+            return None
+        return self._on_other_body(data)
+
+    def _on_other_body(self, data: bytes) -> int | None:
+        """Takes the first bytes of a body, bytes that find no room, and the body of an error."""
         head = self._head or self.head
         if head is None or not head.is_success:
             self.refusal += data[: ERROR_BYTES - len(self.refusal)]
             return None if len(self.refusal) < ERROR_BYTES else _STOP
+        self._is_success = True
         size, start = min(len(data), self.left), self.got
-        if size > len(self.room) - start:
+        if size > self._room_bytes - start:
             self.is_paused = True
             paused: int = pycurl.WRITEFUNC_PAUSE
             return paused

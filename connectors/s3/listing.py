@@ -143,30 +143,36 @@ def _parse(root: ElementTree.Element, ns: str, plain: _Texts) -> Listing:
     truncated = root.findtext(f"{ns}IsTruncated") == "true"
     if truncated and not token:
         raise BadBody("the listing is truncated but has no continuation token")
-    objects = [_listed(*texts, encoded) for texts in zip(*plain, strict=True)]
-    objects += _objects(root, ns, encoded)
+    objects = _listed(plain, encoded) + _listed(_found(root, ns), encoded)
     texts = (item.text for group in root.iterfind(f"{ns}CommonPrefixes") for item in group)
     prefixes = [_key(text or "", encoded) for text in texts]
     return Listing(objects, prefixes, token if truncated else "")
 
 
-def _objects(root: ElementTree.Element, ns: str, encoded: bool) -> list[Listed]:
-    found = []
+def _found(root: ElementTree.Element, ns: str) -> _Texts:
+    """Returns the objects that the parser found."""
+    names = ("Key", "LastModified", "ETag", "Size")
+    found = _Texts([], [], [], [])
+    columns = [(column, f"{ns}{name}") for column, name in zip(found, names, strict=True)]
     for item in root.iterfind(f"{ns}Contents"):
-        of = item.findtext
-        texts = of(f"{ns}Key", ""), of(f"{ns}LastModified", ""), of(f"{ns}ETag", "")
-        found.append(_listed(*texts, of(f"{ns}Size", ""), encoded))
+        for column, tag in columns:
+            column.append(item.findtext(tag, ""))
     return found
 
 
-def _listed(key: str, time: str, etag: str, size_text: str, encoded: bool) -> Listed:
-    if not key:
+def _listed(texts: _Texts, encoded: bool) -> list[Listed]:
+    if not all(texts.keys):
         raise BadBody("the listing has an object without a key")
-    size = parse_size(size_text)
-    if size is None:
-        return Listed(_key(key, encoded), None)
-    fingerprint = Fingerprint(Kind.FILE, size, _mtime_ns(time), clean_etag(etag))
-    return Listed(_key(key, encoded), fingerprint)
+    times = {text: _mtime_ns(text) for text in set(texts.times)}  # many are of one second
+    found = []
+    for key, time, etag, size_text in zip(*texts, strict=True):
+        size = parse_size(size_text)
+        if size is None:
+            found.append(Listed(_key(key, encoded), None))
+        else:
+            fingerprint = Fingerprint(Kind.FILE, size, times[time], clean_etag(etag))
+            found.append(Listed(_key(key, encoded), fingerprint))
+    return found
 
 
 def _key(text: str, encoded: bool) -> str:

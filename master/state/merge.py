@@ -188,6 +188,8 @@ def plan(
 ) -> list[Change]:
     """Returns the changes that turn a range of `stored` names into `entries`. A name checked after
     `asked_at`, the start of the listing, is newer than the listing and stays unchanged."""
+    if not stored:
+        return [Change(Action.INSERT, key, entry, None) for key, entry in entries]
     left = dict(stored)
     changes = []
     for key, entry in entries:

@@ -224,7 +224,10 @@ class Transaction(Names):
                 for c, inode in zip(kept, inodes, strict=True)
             ],
         )
-        self._count(names=sum(c.action is Action.INSERT for c in kept))
+        inserted = sum(c.action is Action.INSERT for c in kept)
+        self._count(names=inserted)
+        if not announce and not watched and inserted == len(kept):
+            return  # no client has cached one of these
         for change in kept:
             name = name_of(change.key)
             if announce or change.action is not Action.INSERT or name in watched:

@@ -13,6 +13,8 @@ MOST_STEPS: Final = 4096  # of all contents of a tier, for `Stories.story`
 class State(enum.Enum):
     """`value`: its meaning, in docs/cache-states.md too."""
 
+    __hash__ = object.__hash__  # a state is equal to itself only; the hash of an Enum runs Python
+
     LOOKING = "a thread queries the index"
     EMPTY = "the index has nothing of it; its file may be incomplete and unrecorded"
     RECORDED = "the index has pages of it, or a record is submitted"
@@ -23,6 +25,8 @@ class State(enum.Enum):
 
 class Event(enum.Enum):
     """`value`: its meaning, in docs/cache-states.md too."""
+
+    __hash__ = object.__hash__
 
     FOUND_NOTHING = "the lookup found no record"
     FOUND = "the lookup found pages"
