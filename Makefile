@@ -2,6 +2,8 @@
 PY := .venv/bin/python
 UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
+# All but torch: its build for GPUs takes 5 GB, and the tests with torch have an environment.
+EXTRAS := arrow azure cluster csi dev fsspec gcs hdfs kube pyfuse3 s3
 # What torch names for GPUs; the tests with torch replace it (scripts/torch-venv).
 OF_CUDA := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cccl nvidia-cuda-cupti \
 	nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile \
@@ -11,7 +13,7 @@ OF_CUDA := cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-
 TAG = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo stores test image kube coverage check lint format unit bench requirements venv versitygw clean
+.PHONY: help demo stores train test image kube coverage check lint format unit bench requirements venv versitygw clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -25,6 +27,12 @@ stores: ## a bucket and HDFS side by side on two nodes, changed behind the cache
 	@scripts/versitygw
 	@scripts/hdfs >/dev/null
 	@$(PY) -m demo.stores
+
+train: ## PyTorch on a bucket 20 ms away, with and without an announced order, killed and resumed (needs root and /dev/fuse)
+	@scripts/bootstrap dev --fuse "make train"
+	@scripts/versitygw
+	@scripts/torch-venv >/dev/null
+	@$(PY) -m demo.train
 
 test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make test"
@@ -86,7 +94,7 @@ bench: ## every bar of performance, peers beside it; writes bench/RESULTS*.md (n
 
 
 requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.in ask for
-	@$(UV_COMPILE) $(UPGRADE) --all-extras pyproject.toml -o requirements/dev.txt
+	@$(UV_COMPILE) $(UPGRADE) $(addprefix --extra ,$(EXTRAS)) pyproject.toml -o requirements/dev.txt
 	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster pyproject.toml \
 		-c requirements/dev.txt -o requirements/run.txt
 	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra hdfs --extra gcs --extra azure \

@@ -149,7 +149,7 @@ def play(box: Sandbox, real_server: bool) -> None:
     """Runs the whole demo."""
     dataset = make_dataset(box.folder / "local")
     with s3_server(box.folder / "server", real=real_server) as (name, server):
-        upload(server, dataset)
+        upload(server, dataset.root, dataset.files)
         os.environ.update(server.credentials())
         say(
             f"A bucket on {name}: {len(dataset.images)} images of about 110 KiB and a shard of"

@@ -6,11 +6,10 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from demo.dataset import Dataset
 from tests.services import moto_s3, versitygw
 from tests.services.s3_server import S3Server
 
@@ -65,13 +64,13 @@ def s3_server(folder: Path, *, real: bool) -> Iterator[tuple[str, S3Server]]:
             yield "moto (in Python: a slow origin)", server
 
 
-def upload(server: S3Server, dataset: Dataset) -> None:
-    """Creates the bucket, and uploads every file below the prefix."""
+def upload(server: S3Server, root: Path, names: Iterable[str]) -> None:
+    """Creates the bucket, and uploads the files below `root` with these names, below the prefix."""
     client = server.client()
     client.create_bucket(Bucket=BUCKET)
 
     def put(name: str) -> None:
-        client.upload_file(str(dataset.root / name), BUCKET, f"{PREFIX}/{name}")
+        client.upload_file(str(root / name), BUCKET, f"{PREFIX}/{name}")
 
     with ThreadPoolExecutor(UPLOADERS) as pool:
-        list(pool.map(put, dataset.files))
+        list(pool.map(put, names))

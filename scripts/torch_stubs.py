@@ -1,7 +1,8 @@
 """Builds the CUDA libraries that torch's own ones name, without their code: `torch_stubs.py LIB`.
 
-The dynamic linker resolves each name when torch is imported, though on a machine without a GPU no
-call is made. So each stub has its library's name, and the versions and the names that are needed.
+The dynamic linker resolves each name when torch is imported. So each stub has its library's name,
+and the versions and the names that are needed. Its functions report that there is no GPU, which
+torch's automatic differentiation requests even on CPUs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 # Libraries whose names have no version, by how their names begin.
+NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 UNVERSIONED = {
     "libcuda.so": "cu[A-Z]",
     "libcufile.so": "cuFile",
@@ -75,10 +77,12 @@ class Needs:
 
 
 def build(folder: Path, library: str, needs: Needs) -> None:
-    """Builds one library; each function in it reports an error of CUDA."""
+    """Builds one library."""
     with tempfile.TemporaryDirectory() as work:
         code, versions = Path(work, "stub.c"), Path(work, "stub.map")
-        functions = (f"int {name}(void) {{ return 1; }}\n" for name in needs.names(library))
+        functions = (
+            f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in needs.names(library)
+        )
         code.write_text("".join(functions) or "int none;\n")
         versions.write_text(needs.script(library))
         script = [f"-Wl,--version-script={versions}"] if versions.read_text() else []

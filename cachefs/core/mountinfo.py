@@ -104,6 +104,17 @@ class Mounts:
         """Returns the covers that lie over directories of a CacheFS mount, in kernel order."""
         return _covers(self.covers, {mount.mount_id})
 
+    def beneath(self, cover: Mount) -> Mount | None:
+        """Returns the mount over a directory of which a cover lies."""
+        return next((mount for mount in self._mounts if mount.mount_id == cover.parent_id), None)
+
+    def is_hidden(self, mount: Mount) -> bool:
+        """Returns whether another mount lies over the root of a mount."""
+        return any(
+            other.parent_id == mount.mount_id and other.mountpoint == mount.mountpoint
+            for other in self._mounts
+        )
+
     def layers(self, path: str) -> int:
         """Returns how many mounts are at exactly this path."""
         return sum(mount.mountpoint == path for mount in self._mounts)

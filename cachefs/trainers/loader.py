@@ -22,7 +22,8 @@ class Batches:
         self.sizes: collections.deque[int] = collections.deque()
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.sampler), self.batch_size)
+        """The number of batches of a whole epoch, wherever the iteration begins."""
+        whole, rest = divmod(self.sampler.epoch_length, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -70,7 +71,7 @@ class DataLoader:
         )
 
     def __len__(self) -> int:
-        """The number of batches from the position at which the iteration begins."""
+        """The number of batches of a whole epoch, also for an iteration that resumes in it."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:

@@ -105,9 +105,12 @@ class OrderSampler:
 
     def __len__(self) -> int:
         """The number of samples of this rank from the position at which the iteration begins."""
-        left = len(self.manifest) - self._share.start
-        world_size = self._share.world_size
-        return left // world_size if self._drop_last else -(-left // world_size)
+        return self._count(self._share.start)
+
+    @property
+    def epoch_length(self) -> int:
+        """The number of samples of this rank in a whole epoch."""
+        return self._count(0)
 
     def __iter__(self) -> Iterator[int]:
         """Yields the numbers of this rank's files, from the consumed position on."""
@@ -117,6 +120,10 @@ class OrderSampler:
         return self._samples()
 
     # ---- the order of this rank ----
+
+    def _count(self, start: int) -> int:
+        left, world_size = len(self.manifest) - start, self._share.world_size
+        return left // world_size if self._drop_last else -(-left // world_size)
 
     def _begin(self, position: int) -> None:
         self._share = msgspec.structs.replace(self._share, start=position)

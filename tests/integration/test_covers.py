@@ -31,6 +31,7 @@ UNMOUNTS = {
     "umount -l": ["umount", "-l"],
     "umount -R": ["umount", "-R"],
     "fusermount3 -u": ["fusermount3", "-u"],
+    "fusermount3 -uz": ["fusermount3", "-uz"],
 }
 
 
@@ -135,6 +136,20 @@ def test_readers_while_each_process_is_killed(
     assert (mnt / "train" / "a" / "f1").read_text() == "changed"
 
 
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_a_cover_below_the_root_returns_after_a_kill(
+    node: Node, mnt: Path, source: Path, tmp_path: Path, role: str
+) -> None:
+    """The kernel removes it, as it distrusts all names. Readers by path notice nothing."""
+    node.allowed_log.append(KILLED)
+    freeze(node, mnt / "train")
+    kinds = [(kind, mnt / "train", source / "train") for kind in ("open", "walk", "stat")]
+    with reading(tmp_path, *kinds):
+        kill(node, mnt, role)
+        wait_until(lambda: node.logs().count("covers: covered train") == 2, "a new cover", 15.0)
+        assert len(covers(mnt)) == 1
+
+
 def kill(node: Node, mnt: Path, role: str) -> None:
     """Kills the process of a role, and waits for its successor: a mount whose client and supervisor
     die together ends."""
@@ -186,9 +201,12 @@ def everything_ended(mnt: Path, pids: set[int]) -> bool:
     [
         ("", "umount"),
         ("", "umount -l"),
+        ("", "umount -R"),
         ("", "fusermount3 -u"),
+        ("", "fusermount3 -uz"),
         ("train", "umount -l"),
         ("train", "umount -R"),
+        ("train", "fusermount3 -uz"),
     ],
 )
 def test_others_unmount(node: Node, mnt: Path, path: str, how: str) -> None:
@@ -243,6 +261,93 @@ def namespace(kind: str) -> Iterator[int]:
 def device_in(pid: int, path: Path) -> str:
     command = ["nsenter", "-t", str(pid), "-m", "stat", "-c", "%Hd:%Ld", str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+# ---- bind mounts of covered directories ----
+
+
+def run_in(pid: int, *command: str | Path) -> str:
+    """Runs a command among the mounts of a process."""
+    line = ["nsenter", "-t", str(pid), "-m", *map(str, command)]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
+@contextlib.contextmanager
+def bound(source: Path, target: Path, pid: int = 0, how: str = "--bind") -> Iterator[Path]:
+    """A bind mount, in the mount namespace of a process."""
+    target.mkdir(exist_ok=True) if source.is_dir() else target.touch()
+    run_in(pid or os.getpid(), "mount", how, source, target)
+    try:
+        yield target
+    finally:
+        run_in(pid or os.getpid(), "umount", "-l", target)
+
+
+@pytest.mark.parametrize("path", ["", "train"])
+def test_a_bind_mount_of_a_covered_directory_follows_changes(
+    node: Node, mnt: Path, source: Path, tmp_path: Path, path: str
+) -> None:
+    """[S-views-bind] It is native at first, then shows what the mount shows; its readers see no
+    error meanwhile."""
+    freeze(node, mnt / path)
+    with (
+        bound(mnt / "train", tmp_path / "bind") as bind,
+        bound(mnt / "train" / "b" / "f2", tmp_path / "file") as file,
+    ):
+        assert device_in(os.getpid(), bind / "a") == device_in(os.getpid(), mnt / "train" / "a")
+        kinds = [(kind, bind, source / "train") for kind in ("open", "walk", "stat")]
+        with reading(tmp_path, *kinds):
+            node.ok("thaw", mnt / path)
+        assert device_in(os.getpid(), bind / "a") == device_in(os.getpid(), mnt / "train" / "a")
+        assert file.read_text() == "x2"
+        (source / "train" / "a" / "f1").write_text("changed")
+        (source / "train" / "b" / "new").write_text("new")
+        node.ok("sync", "-R", mnt)
+        assert (bind / "a" / "f1").read_text() == "changed"
+        assert (bind / "b" / "new").read_text() == "new"
+        assert len([one for one in read_mounts() if one.mountpoint == str(bind)]) == 1
+
+
+@pytest.mark.parametrize("kind", ["private", "slave", "shared"])
+def test_a_bind_mount_in_another_namespace_follows_changes(
+    node: Node, mnt: Path, source: Path, tmp_path: Path, kind: str
+) -> None:
+    """[S-views-bind] As a container's volume."""
+    freeze(node, mnt / "train")
+    with namespace(kind) as pid, bound(mnt / "train", tmp_path / "bind", pid) as bind:
+        (source / "train" / "a" / "f1").write_text("changed")
+        node.ok("sync", "-R", mnt)
+        assert run_in(pid, "cat", bind / "a" / "f1") == "changed"
+        node.ok("thaw", mnt / "train")
+        assert run_in(pid, "cat", bind / "a" / "f1") == "changed"
+
+
+def test_a_recursive_bind_mount_of_the_mount_follows_changes(
+    node: Node, mnt: Path, source: Path, tmp_path: Path
+) -> None:
+    """[S-views-bind]"""
+    freeze(node, mnt / "train")
+    with bound(mnt, tmp_path / "bind", how="--rbind") as bind:
+        file = bind / "train" / "a" / "f1"
+        assert device_in(os.getpid(), file) == device_in(os.getpid(), mnt / "train" / "a" / "f1")
+        (source / "train" / "a" / "f1").write_text("changed")
+        node.ok("sync", "-R", mnt)
+        assert file.read_text() == "changed"
+
+
+def test_a_bind_mount_that_cannot_be_replaced_shows_nothing(
+    node: Node, mnt: Path, source: Path, tmp_path: Path
+) -> None:
+    """[S-views-bind] Another mount is below it."""
+    node.allowed_log.append(r"cannot be replaced: other mounts are below it")
+    freeze(node, mnt / "train")
+    with bound(mnt / "train", tmp_path / "bind") as bind, bound(source / "other", bind / "a"):
+        (source / "train" / "b" / "f1").write_text("changed")
+        node.ok("sync", "-R", mnt)
+        assert (mnt / "train" / "b" / "f1").read_text() == "changed"
+        assert os.listdir(bind) in ([], ["a"])
+    freeze(node, mnt / "train")
+    assert (mnt / "train" / "b" / "f1").read_text() == "changed"
 
 
 @pytest.mark.parametrize("path", ["", "train"])

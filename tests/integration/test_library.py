@@ -36,7 +36,7 @@ from cachefs.library.tree import Tree
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body, digest, expected, images
 from tests.services.processes import is_running, wait_until
-from tests.services.proxy import FaultProxy
+from tests.services.proxy import FaultProxy, hang
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -120,6 +120,7 @@ def test_a_batch_lists_the_directories_of_its_names(
 
 
 def test_names_and_bytes(tree: Tree, files: dict[str, bytes], proxy: FaultProxy) -> None:
+    """[S-library] Names and bytes are those of the source."""
     found = {os.fsdecode(one.path): one.size for one in tree.walk() if one.is_file}
     assert found == {name: len(data) for name, data in files.items()}
     names = sorted(files)
@@ -142,6 +143,7 @@ def test_ranges(tree: Tree, files: dict[str, bytes]) -> None:
 
 
 def test_each_error_has_its_file(tree: Tree, files: dict[str, bytes]) -> None:
+    """[S-library-errors] In a batch each in its place, or the first one is raised."""
     bad = ["no", "train", "empty/x", "x" * 300, "../up"]
     good = "train/n00/img_00000.jpg"
     got = tree.read_batch([*bad, good], on_error="return")
@@ -246,8 +248,9 @@ def read_in_child(tree: Tree, names: list[str], out: Any) -> None:
 def test_children_connect_by_themselves(
     how: str, node: Node, mounted: Path, library: Library, files: dict[str, bytes]
 ) -> None:
-    """A forked child, whose parent has requests in flight, and a spawned one, which gets the tree
-    as a pickle. Both read, and so does the parent, on a connection of each's own."""
+    """[S-library-processes] A forked child, whose parent has requests in flight, and a spawned one,
+    which gets the tree as a pickle. Both read, and so does the parent, on connections of their
+    own."""
     names = sorted(files)
     where = str(mounted), {"home": str(node.state)}
     tree = Tree(*where, lambda: library)
@@ -288,6 +291,7 @@ def test_children_connect_by_themselves(
 def test_a_killed_server_is_not_seen(
     node: Node, mounted: Path, tree: Tree, files: dict[str, bytes]
 ) -> None:
+    """[S-library-server] Programs wait for the next one."""
     node.allowed_log += ["connection to the server is lost", "cannot connect to the server"]
     names = sorted(files)
     ended = threading.Event()
@@ -331,7 +335,8 @@ def test_a_partial_file_survives_its_server(
 def test_a_replaced_object_is_never_mixed(
     node: Node, mounted: Path, tree: Tree, bucket: Bucket, files: dict[str, bytes]
 ) -> None:
-    """The open file ends with ESTALE where its bytes are not here; an open gets the new ones."""
+    """[S-library-bytes] The open file ends with ESTALE where its bytes are not here; an open gets
+    the new ones."""
     node.allowed_log.append("")
     old, new = files["shards/big.tar"], body(2000, len(files["shards/big.tar"]))
     with tree.open("shards/big.tar") as file:
@@ -437,6 +442,61 @@ def test_without_a_mount(
         node.umount(mounted)
     finally:
         end_servers(node.state)
+
+
+def test_a_server_that_is_killed_without_a_mount(
+    node: Node,
+    bucket: Bucket,
+    library: Library,
+    files: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[S-library-server] The next call starts another one, and open files stay usable."""
+    bucket.fill(files)
+    for name, value in bucket.server.credentials().items():
+        monkeypatch.setenv(name, value)
+    settings = {"endpoint_url": bucket.endpoint_url, "home": str(node.state)}
+    tree = Tree(f"cachefs+{bucket.url}", settings, lambda: library)
+    big = files["shards/big.tar"]
+    try:
+        with tree.open("shards/big.tar") as file:
+            assert file.read(10) == big[:10]
+            (pid,) = [
+                pointer.pid
+                for directory in StateHome(str(node.state)).server_dirs()
+                if (pointer := read_pointer(directory, owner=os.getuid())) is not None
+            ]
+            os.kill(pid, signal.SIGKILL)
+            assert file.read() == big[10:]
+        assert tree.read_batch(["empty", "shards/exact.bin"]) == [b"", files["shards/exact.bin"]]
+    finally:
+        end_servers(node.state)
+
+
+def test_an_origin_that_is_silent_is_an_error_with_its_file(
+    node: Node, bucket: Bucket, proxy: FaultProxy, library: Library, files: dict[str, bytes]
+) -> None:
+    """[S-library-errors] After the deadline, and what is cached is read at once."""
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options, "--origin-deadline", "2s")
+    tree = Tree(str(mounted), {"home": str(node.state)}, lambda: library)
+    assert tree.read("shards/exact.bin") == files["shards/exact.bin"]
+    names = ["train/n00/img_00000.jpg", "shards/exact.bin", "shards/big.tar"]
+    assert len(tree.stat_batch(names)) == 3
+    node.allowed_log.append("WARNING")
+    gate = threading.Event()
+    proxy.script(hang(gate), times=None)
+    try:
+        began_s = time.monotonic()
+        small, exact, big = tree.read_batch(names, on_error="return")
+        assert time.monotonic() - began_s < LIMIT_S
+    finally:
+        gate.set()
+    assert exact == files["shards/exact.bin"]
+    for error, name in ((small, names[0]), (big, names[2])):
+        assert isinstance(error, OSError)
+        assert error.errno in (errno.EIO, errno.ETIMEDOUT)
+        assert error.filename == f"{mounted}/{name}"
 
 
 def test_a_prefix_as_the_source(node: Node, bucket: Bucket, files: dict[str, bytes]) -> None:

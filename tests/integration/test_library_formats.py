@@ -258,3 +258,25 @@ def test_the_snippets_of_the_pages(
         assert done.returncode == 0, done.stderr
     finally:
         end_servers(node.state)
+
+
+def test_the_snippet_of_the_readme(node: Node, bucket: Bucket, proxy: FaultProxy) -> None:
+    """The lines that read from Python, in a program of their own."""
+    bucket.fill({"train/a.jpg": b"a jpg", "train/b.jpg": b"b"})
+    text = (PAGES.parents[1] / "README.md").read_text()
+    (snippet,) = re.findall(r"<!-- snippet: read -->\n```python\n(.*?)```", text, re.S)
+    program = snippet.replace("s3://bucket/", f"{bucket.url}/")
+    environment = {
+        **node.environment,
+        "CACHEFS_ENDPOINT_URL": bucket.endpoint_url,
+        "CACHEFS_CA_BUNDLE": str(bucket.ca_bundle),
+    }
+    check = "\nassert (data, images) == (b'a jpg', [b'a jpg', b'b'])"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program + check],
+            env=environment, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    finally:
+        end_servers(node.state)

@@ -28,6 +28,7 @@ from tests.integration.views_rig import (
 )
 from tests.unit.worker.rig import descriptors
 from worker.views import covers, view, views
+from worker.views.pace import FIRST_S
 
 LIMIT_S = 60.0
 
@@ -424,6 +425,39 @@ def test_only_directories_that_exist_are_frozen(tmp_path: Path) -> None:
                 await one.freeze(b"train/c0/f0")
             with pytest.raises(NotFound):
                 await one.views.thaw(one.namespace, b"train")
+
+    run(script())
+
+
+def test_paths_below_a_frozen_directory_are_checked_too(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train")
+            assert (await one.freeze(b"train/c0")).path == b"train"
+            with pytest.raises(NotFound):
+                await one.freeze(b"train/nothing")
+            with pytest.raises(NotADirectory):
+                await one.freeze(b"train/c0/f0")
+            with pytest.raises(NotFound, match="not frozen") as raised:
+                await one.views.thaw(one.namespace, b"train/c0")
+            assert "/train" in raised.value.remedy
+
+    run(script())
+
+
+def test_a_freeze_ends_the_pause_of_a_view_that_waits(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with node(tmp_path, origin) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            for _ in range(5):
+                await one.view(b"train").uncover("changed")  # each pause is twice as long
+                began_s = time.monotonic()
+                assert (await one.freeze(b"train")).state == "covered"
+                assert time.monotonic() - began_s < FIRST_S
+            assert mount.trees() == {b"train": await one.expected(b"train")}
 
     run(script())
 

@@ -132,3 +132,19 @@ def the_snippets_of_the_page(path: str, home: str) -> None:
     names: dict[str, Any] = {}
     exec("\n".join(snippets).replace("/mnt/imagenet/train", path), names)
     assert names["rest"] == len(names["manifest"]) - 3 * 8
+
+
+def the_snippet_of_the_readme(path: str, home: str) -> None:
+    """Runs the lines for training with a data set that knows nothing of CacheFS."""
+    os.environ["CACHEFS_HOME"] = home
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (snippet,) = re.findall(r"<!-- snippet -->\n```python\n(.*?)```", text, re.S)
+    files = sorted(Path(path).glob("*/*.txt"))
+    names: dict[str, Any] = {"data": [number_in(file.read_bytes()) for file in files]}
+    exec(snippet.replace("/mnt/data/images", path), names)
+    assert sorted(n for batch in names["loader"] for n in batch.tolist()) == [*range(len(files))]
+    assert names["loader"].state_dict()["position"] == len(files)
+    program = (Path(__file__).parents[2] / "demo" / "trainer.py").read_text()
+    for line in ("manifest = ct.Manifest(", "sampler = ct.OrderSampler(", "ct.DataLoader(data, "):
+        assert line in snippet
+        assert line in program

@@ -32,6 +32,7 @@ def test_the_state_counts_what_was_yielded(
         "a_plain_loader_of_torch_reads_whole_batches",
         "wrong_options_are_refused",
         "the_snippets_of_the_page",
+        "the_snippet_of_the_readme",
     ],
 )
 def test_a_loader(function: str, torch_host: TorchHost, node: Node, mounted: Path) -> None:

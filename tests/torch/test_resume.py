@@ -1,5 +1,5 @@
-"""A training run that dies and resumes reads the sequence of an undisturbed one: the trainer, a
-loader process, the client and the server are killed at random steps."""
+"""[S-resume] A training run that dies and resumes reads the sequence of an undisturbed one: the
+trainer, a loader process, the client and the server are killed at random steps."""
 
 from __future__ import annotations
 
@@ -53,6 +53,19 @@ class Runs:
         self.take(world_size)
         wait_until(self.is_served, "the server is there again", 30.0)
         return statuses
+
+    def pid(self, role: str) -> int:
+        """Returns the present process of a role."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            if self.is_served():
+                roles = {one["role"]: one["pid"] for one in self.node.processes(self.mounted)}
+                found[:] = [roles[role]] if role in roles else []
+            return bool(found)
+
+        wait_until(is_there, f"a {role} is there", 30.0)
+        return found[0]
 
     def is_served(self) -> bool:
         """Also notes the pids of the present processes, for the end of the test."""
@@ -113,14 +126,22 @@ def test_the_sequence_is_that_of_an_undisturbed_run(
     assert runs.read == undisturbed(mounted, node)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2, 4])
 def test_three_ranks_continue_what_two_began(
     workers: int, torch_host: TorchHost, node: Node, mounted: Path
 ) -> None:
+    """Of two ranks one kills the server and dies, the other one's client or loader process dies.
+    Of three that continue one kills the server again."""
     draw = random.Random(SEED - workers)
     runs = Runs(torch_host, node, mounted, workers)
-    first, second = (draw.randint(2, STEPS // 2) for _ in range(2))
-    assert runs.run(2, [{first: TRAINER}, {second: TRAINER}]) == [-signal.SIGKILL] * 2
-    assert runs.after == min(first, second) - 1
-    assert runs.run(3, [{}, {}, {}]) == [0, 0, 0]
+    last = STEPS // 2  # of a rank of two
+    server, first, client, second = draw.sample(range(2, last), 4)
+    kills = [{server: runs.pid("server"), first: TRAINER}, {client: runs.pid("client")}]
+    kills[1][second] = LOADER if workers else TRAINER
+    statuses = runs.run(2, kills)
+    assert statuses[0] == -signal.SIGKILL
+    assert runs.after < first
+    after = draw.randint(1, max(1, (STEPS - 2 * runs.after) // 3))
+    again = {runs.after + after: runs.pid("server")}
+    assert runs.run(3, [again, {}, {}]) == [0, 0, 0]
     assert runs.read == undisturbed(mounted, node)

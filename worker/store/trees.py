@@ -8,6 +8,7 @@ Blocking: for threads of the tier's disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +77,7 @@ def open_top(tier: TierDirectory, view: int, path: Sequence[bytes] = ()) -> int:
 
 def empty(tier: TierDirectory, view: int) -> None:
     """Unlinks all names of a tree, whose records stay. Its top stays, so that a cover of it is
-    empty from then on. Raises OSError."""
+    empty from then on; so do directories that are mount points. Raises OSError."""
     try:
         with _opened(tier, view, ()) as fd:
             _clear(fd)
@@ -96,15 +97,22 @@ def _clear(fd: int) -> None:
             _clear(below)
         finally:
             os.close(below)
-        os.rmdir(name, dir_fd=fd)
+        try:
+            os.rmdir(name, dir_fd=fd)
+        except OSError as err:  # a user has mounted something on it, or below it
+            if err.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
 
 
 def remove(tier: TierDirectory, writer: Writer, view: int) -> Iterator[list[bytes]]:
-    """Removes a tree, then its records; yields the contents that were in it, in batches. Raises
-    OSError."""
+    """Removes a tree, then its records; yields the contents that were in it, in batches. A start
+    removes empty directories that were busy. Raises OSError."""
     empty(tier, view)
-    with suppress(FileNotFoundError):
+    try:
         os.rmdir(_name(view), dir_fd=tier.views_fd)
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
     head, attributes = view_key(view), _attributes_of(tier)
     while names := _first(tier.index, head):
         released: list[bytes] = []

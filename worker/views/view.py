@@ -166,6 +166,13 @@ class View:
             self._covered_s += now - self._covered_at_s
             self._covered_at_s = 0.0
 
+    def hasten(self) -> None:
+        """Ends the pause before the view is built (again): a user has requested it."""
+        if self.state in (ViewState.WAITING, ViewState.IMPOSSIBLE):
+            self._due_s = 0.0
+            self.settled.clear()
+            self._woken.set()
+
     # ---- its task ----
 
     async def run(self, events: NamespaceEvents) -> None:
@@ -265,6 +272,7 @@ class View:
         top = (await walk.find_top()).ino
         if self._unsure or self.record.top not in (0, top):
             await self._replace_tree()
+            walk.view = self.number
         # From now on no start takes the tree for a complete one.
         self.record = msgspec.structs.replace(self.record, cover=0, top=top)
         await views.make(self.number, self.record)

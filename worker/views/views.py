@@ -304,13 +304,14 @@ class Views:
         return ViewTable([view.status()])
 
     async def _frozen(self, namespace: NamespaceId, path: bytes) -> View:
-        """Returns the frozen view at or above a path, or a new one, which takes the place of those
-        below it, and of those that a policy made."""
-        for view in self._of(namespace):
-            if is_at_or_below(path, view.path) and not view.record.policy:
-                return view
+        """Returns the frozen view at or above a path, which is built now if it waits, or a new one,
+        which takes the place of those below it, and of those that a policy made."""
         service = self._service(namespace)
         await self._check(service, path)
+        for view in self._of(namespace):
+            if is_at_or_below(path, view.path) and not view.record.policy:
+                view.hasten()
+                return view
         near = [view for view in self._of(namespace) if _is_near(view.path, path)]
         if len(self._of(namespace)) - len(near) >= MOST_VIEWS:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
@@ -387,7 +388,9 @@ class Views:
         async with self._freezing:
             found = [view for view in self._of(namespace) if view.path == path]
             if not found:
-                raise NotFound("it is not frozen", path=shown(path))
+                above = [view for view in self._of(namespace) if is_at_or_below(path, view.path)]
+                remedy = f"thaw {shown(above[0].path)}, which is above it" if above else ""
+                raise NotFound("it is not frozen", path=shown(path), remedy=remedy)
             if found[0].record.policy:
                 raise InUse(
                     f"the policy view={found[0].record.policy} covers it",

@@ -59,7 +59,7 @@ class TreeWalk:
     ) -> None:
         self._service = service
         self._namespace = service.namespace
-        self._view = view
+        self.view = view
         self._path = path
         self._defaults = defaults
         self._monotonic = monotonic
@@ -110,7 +110,7 @@ class TreeWalk:
             self._note_validity(listing.valid_for_s)
             names = dict(self._named(entry) for entry in listing.entries)
             page = ViewPage(
-                self._view, directory.record.ino, directory.path, after, listing.next, names
+                self.view, directory.record.ino, directory.path, after, listing.next, names
             )
             yield Step(page, None if listing.next else directory.record)
             if not listing.next:

@@ -41,7 +41,8 @@ def command(
         text = f"{target.shown()} is frozen but not covered: {_reason(view)}"
         click.echo(f"cachefs: {text}", err=True)
     else:
-        click.echo(f"OK, {target.shown()}: {view_calls.text_of(view)}{_hint(view, target)}")
+        above = _above(view, target)
+        click.echo(f"OK, {target.shown()}: {above}{view_calls.text_of(view)}{_hint(view, target)}")
     return int(failed)
 
 
@@ -56,6 +57,13 @@ def _freeze(session: Session, target: Target, *, wait: bool) -> ViewStatus:
 
 def _reason(view: ViewStatus) -> str:
     return output.line_of(view.reason) or f"its state is {view.state}"
+
+
+def _above(view: ViewStatus, target: Target) -> str:
+    """Returns by which view above it a directory is shown."""
+    if view.path == target.in_namespace.strip(b"/"):
+        return ""
+    return f"below {view_calls.document(view, target)['path']}, which is frozen: "
 
 
 def _hint(view: ViewStatus, target: Target) -> str:

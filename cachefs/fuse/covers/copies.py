@@ -1,100 +1,135 @@
-"""Copies of covers in other mount namespaces. A namespace that was made while a directory was
-covered has a copy, and unless its mounts follow ours, it keeps the copy after an uncover here.
+"""What else shows the tree of a cover that was removed: copies, and bind mounts of users.
 
-A thread of its own enters such a namespace and unmounts the copy there. A bind mount that a user
-made of a covered directory (a volume of a container) shows the tree, too: the same thread lays a
-clone of the mount's own directory over it.
+A mount namespace that was made while a directory was covered has a copy of the cover, and keeps it
+unless its mounts follow ours; so has a recursive bind mount. The copy is unmounted there. A bind
+mount of a covered directory (a volume of a container) shows the tree and nothing else. It is
+replaced by a clone of the mount's own directory, which is mounted beneath it before it is detached:
+its path always shows one of the two. Kernels before 6.5 cannot do that. There the clone is mounted
+over it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
+import errno
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from cachefs.core.mountinfo import Mount, Mounts, read_mounts
+from cachefs.core.errors import InUse
+from cachefs.core.mount_namespaces import (
+    MountNamespace,
+    call_in,
+    detach,
+    namespaces,
+    open_root,
+)
+from cachefs.core.mountinfo import Mount, Mounts
+from cachefs.fuse.covers import mount_calls
+from cachefs.fuse.covers.mount_calls import MountFlags
 
 log = logging.getLogger(__name__)
 
-_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
-_MNT_DETACH, _NOFOLLOW = 2, 8
-_LIMIT_S: Final = 5.0  # for one namespace
+_ROUNDS: Final = 3  # a container may be started meanwhile
+_DELETED: Final = "//deleted"
+
+# Returns the descriptor of a new mount of what the CacheFS mount shows at a path below the cover.
+Clone = Callable[[bytes, MountFlags], int]
 
 
-def remove(cover: Mount) -> None:
-    """Unmounts the copies of a removed cover in other mount namespaces. Logs what stays."""
-    for pid, mounts in _other_namespaces():
-        found = [one for one in mounts.covers if _shows_the_same(one, cover)]
-        if found:
-            _unmount_in(pid, [one.mountpoint for one in found])
+def remove(cover: Mount, device: str, clone: Clone) -> None:
+    """Removes the copies of a removed cover of the CacheFS mount of `device`, and replaces the bind
+    mounts of what it showed. Logs what stays: the server then empties the tree."""
+    for _ in range(_ROUNDS):
+        found = [_remove_in(namespace, cover, device, clone) for namespace in namespaces()]
+        if not any(found):
+            return
 
 
-def _shows_the_same(one: Mount, cover: Mount) -> bool:
-    return (one.device, one.root) == (cover.device, cover.root)
+def _remove_in(namespace: MountNamespace, cover: Mount, device: str, clone: Clone) -> bool:
+    """Returns whether mounts were removed or replaced."""
+    done = [_detach(namespace, copy) for copy in [*_copies(namespace, cover, device)][::-1]]
+    for bind in [*_binds(namespace.mounts, cover)][::-1]:
+        below = os.fsencode(bind.root[len(cover.root) :].strip("/"))
+        done.append(_replace(namespace, bind, below, clone))
+    return any(done)
 
 
-def _other_namespaces() -> Iterator[tuple[int, Mounts]]:
-    """Yields one process of each other mount namespace, and its mounts."""
-    seen = {os.readlink("/proc/self/ns/mnt")}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                namespace = os.readlink(f"/proc/{name}/ns/mnt")
-                if namespace not in seen:
-                    seen.add(namespace)
-                    yield int(name), read_mounts(Path("/proc", name, "mountinfo"))
+def _copies(namespace: MountNamespace, cover: Mount, device: str) -> Iterator[Mount]:
+    """Yields the copies in a namespace. Other mounts may have covers of the same tree."""
+    for one in namespace.mounts.covers:
+        beneath = namespace.mounts.beneath(one)
+        is_ours = beneath is not None and beneath.device == device
+        if is_ours and (one.device, one.root) == (cover.device, cover.root):
+            yield one
 
 
-def _unmount_in(pid: int, paths: list[str]) -> None:
+def _binds(mounts: Mounts, cover: Mount) -> Iterator[Mount]:
+    """Yields the bind mounts of (a part of) what the cover showed, but for hidden ones."""
+    for one in mounts:
+        is_part = one.device == cover.device and f"{one.root}/".startswith(f"{cover.root}/")
+        if is_part and not one.root.endswith(_DELETED) and not mounts.is_hidden(one):
+            yield one
+
+
+def _detach(namespace: MountNamespace, copy: Mount) -> bool:
+    def act(proc: int) -> None:
+        with _opened(copy, proc) as root:
+            detach(root, proc)
+
+    return _try(namespace, copy, act)
+
+
+def _replace(namespace: MountNamespace, bind: Mount, below: bytes, clone: Clone) -> bool:
+    if namespace.mounts.below(bind.mountpoint):  # which it would take with it
+        log.warning("%s cannot be replaced: other mounts are below it", bind.mountpoint)
+        return False
+
+    def act(proc: int) -> None:
+        with _opened(bind, proc) as root:
+            if _put(made, root):
+                detach(root, proc)
+
     try:
-        _in_namespace(pid, functools.partial(_unmount_all, paths[::-1]))
-    except OSError as err:
-        log.warning("cannot uncover %s in the mounts of process %d: %s", paths[0], pid, err)
-
-
-def _unmount_all(paths: Sequence[str]) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    for path in paths:
-        if libc.umount2(os.fsencode(path), _MNT_DETACH | _NOFOLLOW):
-            log.debug("%s: %s", path, os.strerror(ctypes.get_errno()))
-
-
-def _in_namespace(pid: int, act: Callable[[], object]) -> None:
-    """Calls `act` in a thread that has the mounts and the root of a process. Raises OSError."""
-    failed: list[OSError] = []
-
-    def run() -> None:
-        try:
-            _enter(pid)
-            act()
-        except OSError as err:
-            failed.append(err)
-
-    thread = threading.Thread(target=run, name="uncover-elsewhere", daemon=True)
-    thread.start()
-    thread.join(_LIMIT_S)
-    if thread.is_alive():
-        raise OSError(f"it takes more than {_LIMIT_S:g} s")
-    if failed:
-        raise failed[0]
-
-
-def _enter(pid: int) -> None:
-    """Moves this thread, alone, into the mount namespace and the root of a process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+        made = clone(below, MountFlags(bind.flags))
+    except (OSError, InUse) as err:
+        log.warning("the bind mount %s cannot be replaced: %s", bind.mountpoint, err)
+        return False
     try:
-        if libc.unshare(_CLONE_FS) or libc.setns(namespace, _CLONE_NEWNS):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        os.fchdir(root)
-        os.chroot(".")
+        return _try(namespace, bind, act)
     finally:
-        os.close(namespace)
+        os.close(made)
+
+
+def _put(made: int, root: int) -> bool:
+    """Mounts a clone beneath a mount, or over it if the kernel cannot do that (returns False)."""
+    try:
+        mount_calls.attach(made, root, beneath=True)
+        return True
+    except OSError as err:
+        if err.errno != errno.EINVAL:
+            raise
+    mount_calls.attach(made, root)
+    return False
+
+
+@contextlib.contextmanager
+def _opened(mount: Mount, proc: int) -> Iterator[int]:
+    root = open_root(mount, proc)
+    try:
+        yield root
+    finally:
         os.close(root)
+
+
+def _try(namespace: MountNamespace, mount: Mount, act: Callable[[int], None]) -> bool:
+    try:
+        call_in(namespace, act)
+        return True
+    except FileNotFoundError:  # it is gone
+        return False
+    except OSError as err:
+        where = "" if namespace.is_own else f" in the mounts of process {namespace.pid}"
+        log.warning("%s%s still shows the tree of a view: %s", mount.mountpoint, where, err)
+        return False

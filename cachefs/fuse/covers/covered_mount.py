@@ -7,6 +7,7 @@ All methods but `found` block: paths below the mount are resolved by the client 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -59,6 +60,8 @@ class CoveredMount:
         path = os.path.join(self._mountpoint, os.fsdecode(place.inside)).rstrip("/")
         if any(f"{cover.mountpoint}/".startswith(f"{path}/") for cover in covers):
             raise InUse("a directory at or below it is covered", path=path)
+        if any(one.device != self.device for one in read_mounts().below(path)):
+            raise InUse("another mount is below it", path=path)
         with contextlib.ExitStack() as stack:
             root = stack.enter_context(_closing(self._open_root(mount)))
             target = stack.enter_context(_closing(mount_calls.open_below(root, place.inside)))
@@ -104,7 +107,19 @@ class CoveredMount:
         self._detach(cover)
         if any(one.mount_id == cover.mount_id for one in self._read()[1]):
             raise InUse("another mount lies over the cover", path=self._mountpoint)
-        copies.remove(cover)
+        copies.remove(cover, self.device, functools.partial(self._clone_below, cover))
+
+    def _clone_below(self, cover: Mount, below: bytes, flags: MountFlags) -> int:
+        """Returns a new mount of what this mount shows at a path below a cover that is gone. Raises
+        OSError, InUse."""
+        mount, _ = self._read()
+        if mount is None:
+            raise InUse("another mount lies over it", path=self._mountpoint)
+        inside = os.fsencode(cover.mountpoint[len(self._mountpoint) :].strip("/"))
+        with _closing(self._open_root(mount)) as root:
+            path = b"/".join(part for part in (inside, below) if part)
+            with _closing(mount_calls.open_below(root, path, any_kind=True)) as found:
+                return mount_calls.clone_read_only(found, flags)
 
     def _numbered(self, covers: list[Mount]) -> dict[int, Mount]:
         by_id = {cover.mount_id: cover for cover in covers}

@@ -190,33 +190,30 @@ class Covers:
     async def _look(self) -> None:
         if self._touches:
             self._touches -= 1
-            await self._touch()
+            await self._try(self.mount.look_up)
         if self.mount.has_unknown():
             await self._try(self.mount.remove_unknown)
         self._compare(self.mount.found())
 
-    async def _touch(self) -> None:
-        before = self.mount.found()
-        await self._try(self.mount.look_up)
-        for view in before.keys() - self.mount.found().keys():
-            self._missing[view] = LOOKS  # it is certain who removed it
-
     def _compare(self, found: dict[int, Mount]) -> None:
         """Reports covers that a predecessor laid, and those that are missing for the `LOOKS`th
-        time."""
+        time, or once if the kernel distrusts their paths."""
         for view in found.keys() - self._known:
             self._known[view] = self.mount.is_root(found[view])
             self._server.report(m.CoverChanged(view, covered=True))
         # The server may have removed a cover itself, of which its order waits here.
         gone = {view for view in self._known.keys() - found if not self._orders.has(view)}
         missing = {view: self._missing.get(view, 0) + 1 for view in gone}
-        self._missing = {view: looks for view, looks in missing.items() if looks < LOOKS}
+        self._missing = {view: looks for view, looks in missing.items() if looks < self._most(view)}
         for view in missing.keys() - self._missing:
             was_root = self._known.pop(view)
             if was_root and self.mount.is_there():
                 log.info("stopping: another program unmounted the cover of the mount point")
                 return self._on_unmounted()
             self._report(view, "the kernel or another program removed the cover")
+
+    def _most(self, view: int) -> int:
+        return 1 if self._touches and not self._known[view] else LOOKS
 
     # ---- the end ----
 

@@ -17,6 +17,7 @@ _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _AT_EMPTY_PATH: Final = 0x1000
 _CLONE: Final = 1
 _FROM_EMPTY, _TO_EMPTY = 0x4, 0x40  # of move_mount: both ends are descriptors
+_BENEATH_TOP: Final = 0x200  # of move_mount, from Linux 6.5 on
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _NOATIME = 0x1, 0x2, 0x4, 0x8, 0x10
 _NOSYMFOLLOW: Final = 0x200000
 _ATIME_MODES: Final = 0x70
@@ -51,11 +52,12 @@ class MountFlags(msgspec.Struct, frozen=True):
         return sum(bit for name, bit in _EXTRA.items() if name in self.names)
 
 
-def open_below(directory: int, path: bytes, *, cross: bool = False) -> int:
-    """Returns a descriptor (O_PATH) of a directory below another one. Raises OSError: EXDEV if the
-    path crosses a mount and `cross` is not set, ELOOP for a symbolic link, ENOTDIR, ENOENT."""
-    resolve = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | (0 if cross else _NO_XDEV)
-    how = _How(PATH_ONLY, 0, resolve)
+def open_below(directory: int, path: bytes, *, any_kind: bool = False) -> int:
+    """Returns a descriptor (O_PATH) of a directory below another one, with `any_kind` of a file,
+    too. Raises OSError: EXDEV if the path crosses a mount, ELOOP for a symbolic link, ENOTDIR,
+    ENOENT."""
+    flags = PATH_ONLY & ~os.O_DIRECTORY if any_kind else PATH_ONLY
+    how = _How(flags, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV)
     size = ctypes.sizeof(how)
     return _call(_OPENAT2, directory, path or b".", ctypes.byref(how), size)
 
@@ -76,14 +78,11 @@ def clone_read_only(directory: int, flags: MountFlags) -> int:
     return fd
 
 
-def clone(directory: int) -> int:
-    """Returns the descriptor of a new mount of a directory, with its flags, attached nowhere."""
-    return _call(_OPEN_TREE, directory, b"", _AT_EMPTY_PATH | _CLONE | os.O_CLOEXEC)
-
-
-def attach(mount: int, directory: int) -> None:
-    """Attaches a new mount over a directory. Raises OSError."""
-    _call(_MOVE_MOUNT, mount, b"", directory, b"", _FROM_EMPTY | _TO_EMPTY)
+def attach(mount: int, directory: int, *, beneath: bool = False) -> None:
+    """Attaches a new mount over a directory, or beneath the mount whose root that is. Raises
+    OSError: EINVAL if the kernel cannot attach beneath."""
+    flags = _FROM_EMPTY | _TO_EMPTY | (_BENEATH_TOP if beneath else 0)
+    _call(_MOVE_MOUNT, mount, b"", directory, b"", flags)
 
 
 def detach(root: int) -> None:

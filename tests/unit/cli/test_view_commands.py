@@ -40,6 +40,11 @@ def test_freeze_waits_until_it_is_covered(node: FakeNode, run: Run) -> None:
     assert node.frozen == [(b"d", True)] * 3
 
 
+def test_freeze_names_the_frozen_directory_above(node: FakeNode, run: Run) -> None:
+    text = ok(run("freeze", "/mnt/data/d/e", "--wait"))
+    assert text.startswith("OK, /mnt/data/d/e: below /mnt/data/d, which is frozen: native since")
+
+
 def test_freeze_without_wait_names_the_command_that_shows_progress(
     node: FakeNode, run: Run
 ) -> None:
