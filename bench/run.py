@@ -26,6 +26,7 @@ NODE = (
     "warm_passthrough",
     "warm_opens",
     "native_views",
+    "native_covers",
     "cold_sequential_300",
     "cold_small_latency",
     "files_ahead",

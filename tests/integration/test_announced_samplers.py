@@ -16,12 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import cachefs.torch as ct
-from cachefs.core.orders import Order
+from cachefs.core import messages as m
+from cachefs.core.errors import BadConfig
+from cachefs.core.orders import Order, Share
 from cachefs.core.placement import Member
 from cachefs.trainers import announcer
+from cachefs.trainers.mount_session import open_session
 from tests.integration.conftest import Bucket, Node
 from tests.integration.sampler_reader import read_by_sampler
 from tests.integration.test_announced_orders import (
@@ -179,3 +183,42 @@ def test_a_name_that_an_ioctl_cannot_take_is_reported_and_costs_no_sample(
     assert said["digest"] == in_order(files, SEED)
     assert "read without being announced: the name of an order has 1 to 80 bytes" in caplog.text
     assert node.status(mount)["ahead_files"] == 0
+
+
+def in_memory(data: bytes) -> int:
+    fd = os.memfd_create("table")
+    os.write(fd, data)
+    return fd
+
+
+def test_tables_of_other_manifests_are_refused_and_lose_nothing(node: Node, bucket: Bucket) -> None:
+    """The server names what is wrong; the session and the order that it has continue."""
+    filled(bucket)
+    mount = node.mount(bucket.url, *bucket.options)
+    manifest = ct.Manifest(mount / "train", home=str(node.state))
+    session = open_session(manifest.path, manifest.home)
+    assert session is not None
+    header = manifest._tables.header
+    table = os.pread(manifest.ino_fd, 1 << 20, 0)
+    foreign = msgspec.structs.replace(header, namespace=bytes(15) + b"\x07").encode()
+    order, share = Order(FILES, SEED, 0), Share()
+
+    def announce(order: Order, fd: int | None) -> None:
+        session.call(m.AnnounceFunction(session.namespace, "o", order, share, 0), m.Done, fd)
+
+    announce(order, manifest.ino_fd)
+    for wrong, fd, words in (
+        (Order(FILES + 1, SEED, 0), manifest.ino_fd, f"the manifest has {FILES} files, the order"),
+        (order, None, "no descriptor of the manifest's ino table"),
+        (order, in_memory(table[:-1]), "bytes instead of"),
+        (order, in_memory(b"x" * len(table)), "not a manifest's ino table"),
+        (order, in_memory(foreign + table[len(foreign) :]), "the manifest is of another source"),
+        (order, os.open("/dev/null", os.O_RDONLY), "not a regular file"),
+    ):
+        with pytest.raises(BadConfig, match=words):
+            announce(wrong, fd)
+        if fd not in (None, manifest.ino_fd):
+            os.close(fd)
+        state = session.call(m.OrderState(session.namespace, "o"), m.OrderStateReply)
+        assert state.total == FILES, words
+    session.close()

@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,7 @@ HERE = Path(__file__).parent
 FILES = 60
 ROLES = ("client", "supervisor", "server")
 KILLED = r"ended unexpectedly|connection to the server is lost|cannot connect|lost the supervisor"
+MOST_BETWEEN_S = 0.3  # two kills
 CYCLES = 25  # of freeze and thaw; the benchmark has a thousand
 UNMOUNTS = {
     "umount": ["umount"],
@@ -124,12 +127,17 @@ def test_readers_while_a_directory_is_covered_and_uncovered(
 def test_readers_while_each_process_is_killed(
     node: Node, mnt: Path, source: Path, tmp_path: Path, path: str
 ) -> None:
-    """A change afterwards waits for nobody: each process knows the covers, or asks the kernel."""
+    """At random moments; `bench.native_covers` kills more often. A change afterwards waits for no
+    client: each process knows the covers, or finds them in the kernel's mounts."""
     node.allowed_log.append(KILLED)
+    seed = random.randrange(1 << 20)
+    print("seed", seed)
+    rng, clock = random.Random(seed), threading.Event()
     freeze(node, mnt / path)
     with reading(tmp_path, *every_kind(mnt, source)):
-        for role in ("client", "supervisor", "server", "client", "server"):
+        for role in [*rng.sample(ROLES, len(ROLES)), *rng.sample(ROLES, len(ROLES))]:
             kill(node, mnt, role)
+            clock.wait(rng.uniform(0, MOST_BETWEEN_S))
     freeze(node, mnt / path)
     (source / "train" / "a" / "f1").write_text("changed")
     node.ok("sync", "-R", mnt)

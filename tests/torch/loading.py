@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -92,6 +93,37 @@ def errors_name_the_file(path: str, home: str, gone: str) -> None:
     for workers in (0, 2):
         with pytest.raises(FileNotFoundError, match=os.path.basename(gone)):
             batches(loader_of(manifest, workers))
+
+
+def an_index_out_of_range_is_an_error_and_loses_nothing(path: str, home: str) -> None:
+    """In the process of the loop and in loader processes; the next iteration is whole."""
+    manifest = ct.Manifest(path, home=home)
+    data = ct.Files(manifest, decode=number_in)
+    expected = batches(loader_of(manifest, 0))
+    for workers in (0, 2):
+        for wrong in (len(manifest), -1):
+            broken = TorchLoader(data, batch_sampler=[[0, 1], [2, wrong]], num_workers=workers)
+            turn = iter(broken)
+            assert len(next(turn)) == 2
+            with pytest.raises(
+                IndexError, match=f"file {wrong} of {path}, .* {len(manifest)} files"
+            ):
+                next(turn)
+        assert batches(loader_of(manifest, workers)) == expected
+
+
+def two_samplers_of_one_name_lose_nothing(path: str, home: str) -> None:
+    """The second one is refused; the first one goes on, and its name is free after its end."""
+    manifest = ct.Manifest(path, home=home)
+    first = ct.OrderSampler(manifest, seed=7, name="train")
+    turn = iter(first)
+    found = [next(turn) for _ in range(10)]
+    with pytest.raises(BadConfig, match=r"another sampler .* announces its order as .train"):
+        ct.OrderSampler(manifest, seed=8, name="train")
+    assert [*found, *turn] == [*ct.OrderSampler(manifest, seed=7)]
+    del first, turn
+    gc.collect()
+    assert len(ct.OrderSampler(manifest, name="train")) == len(manifest)
 
 
 def wrong_options_are_refused(path: str, home: str) -> None:

@@ -31,6 +31,8 @@ def test_the_state_counts_what_was_yielded(
         "loader_processes_may_stay",
         "a_plain_loader_of_torch_reads_whole_batches",
         "wrong_options_are_refused",
+        "an_index_out_of_range_is_an_error_and_loses_nothing",
+        "two_samplers_of_one_name_lose_nothing",
         "the_snippets_of_the_page",
         "the_snippet_of_the_readme",
     ],

@@ -37,6 +37,7 @@ NAMES_AT_ONCE: Final = 1000
 _PRIVATE_MODE: Final = 0o600
 _OF_GROUP: Final = 0o040
 _PERMISSIONS: Final = 0o7777
+_READ_BY_OTHERS: Final = 0o044
 
 
 @dataclass(slots=True)
@@ -356,7 +357,8 @@ def _set_attributes(name: bytes, fd: int, record: NameRecord, info: os.stat_resu
 def _restore(
     tier: TierDirectory, record: NameRecord, attributes: _Attributes, released: list[bytes]
 ) -> None:
-    """Gives a cache file that left a tree the attributes of others."""
+    """Gives a cache file that left a tree the attributes of others. It may stay readable for
+    others, as the folder above is 0700: another chmod is a fifth of the time of a removal."""
     if not record.content:
         return
     released.append(record.content)
@@ -366,7 +368,9 @@ def _restore(
             os.chown(
                 path, attributes.uid, attributes.gid, dir_fd=tier.files_fd, follow_symlinks=False
             )
-        if record.mode != attributes.mode:
+        if record.mode | _READ_BY_OTHERS != attributes.mode | _READ_BY_OTHERS or (
+            record.mode & attributes.mode != attributes.mode
+        ):
             os.chmod(path, attributes.mode, dir_fd=tier.files_fd)
 
 

@@ -220,15 +220,15 @@ class Catalog:
     @contextlib.contextmanager
     def removing(self, keys: Iterable[bytes]) -> Iterator[None]:
         """While this lasts, who opens one of these waits."""
-        fences = {key: self._loop.create_future() for key in keys}
-        self._fences.update(fences)
+        keys, fence = [*keys], self._loop.create_future()
+        self._fences.update(dict.fromkeys(keys, fence))
         try:
             yield
         finally:
-            for key, fence in fences.items():
+            for key in keys:
                 if self._fences.get(key) is fence:
                     del self._fences[key]
-                fence.set_result(None)
+            fence.set_result(None)
 
     async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
         """Drops what is cached of these contents, in use or not. Raises OSError when the index

@@ -172,15 +172,18 @@ class Contents:
 
     def end_view(self, key: bytes, hold: Hold | None, now_s: int) -> None:
         """Ends the hold by a view. `hold`: the one by a load job that continues."""
-        if self.in_view(key):
-            self.order.release(key, now_s)
-            if hold is not None:
-                self.set_aside(key, hold)
+        if not self.in_view(key):
+            return
+        self.order.release(key, now_s)
+        if hold is not None:
+            self._hold(key, hold)
 
     def set_aside(self, key: bytes, hold: Hold) -> None:
         """Protects a content from eviction while it is held."""
-        if self.in_view(key):
-            return
+        if not self.in_view(key):
+            self._hold(key, hold)
+
+    def _hold(self, key: bytes, hold: Hold) -> None:
         deadline_s = hold.deadline_s(self._clocks.wall(), self._clocks.monotonic())
         if deadline_s:
             self.order.hold(key, deadline_s, though_read=hold.though_read)

@@ -6,7 +6,7 @@ what changed while no reader used the mount.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -108,7 +108,7 @@ class TreeWalk:
         while True:
             listing = await self._service.list_dir(directory.record.ino, after, LIST_LIMIT)
             self._note_validity(listing.valid_for_s)
-            names = dict(self._named(entry) for entry in listing.entries)
+            names = self._named(listing.entries)
             page = ViewPage(
                 self.view, directory.record.ino, directory.path, after, listing.next, names
             )
@@ -117,10 +117,14 @@ class TreeWalk:
                 return
             after = listing.next
 
-    def _named(self, entry: Dentry) -> tuple[bytes, NameRecord]:
-        inode = _decode(entry.inode)
-        is_directory = inode.kind is _DIRECTORY
-        return entry.name + b"/" if is_directory else entry.name, self._record(inode)
+    def _named(self, entries: Sequence[Dentry]) -> dict[bytes, NameRecord]:
+        """Returns the records by order key."""
+        found: dict[bytes, NameRecord] = {}
+        for entry in entries:
+            inode = _decode(entry.inode)
+            key = entry.name + b"/" if inode.kind is _DIRECTORY else entry.name
+            found[key] = self._record(inode)
+        return found
 
     def _record(self, inode: Inode) -> NameRecord:
         has_bytes = inode.kind is _FILE and inode.size > 0
