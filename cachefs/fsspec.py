@@ -136,6 +136,19 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     # ---- bytes ----
 
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if mode == "rb" and compression is None:  # the usual case, in half of the calls
+            return self._open(self._strip_protocol(path))
+        return super().open(path, mode, block_size, cache_options, compression, **kwargs)
+
     def _open(
         self,
         path: str,

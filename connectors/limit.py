@@ -5,6 +5,7 @@ A body counts as in flight until it is read to its end, fails or is closed.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,39 +38,51 @@ class Limit(Decorator):
         super().__init__(inner)
         self._clock = clock
         self._wait_limit_s = wait_limit_s
-        self._slots = threading.BoundedSemaphore(in_flight)
+        # The free places. A semaphore runs Python code and holds a lock, in which the garbage
+        # collector may return the place of a body that nobody closed.
+        self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(in_flight):
+            self._release()
+
+    def _release(self) -> None:
+        self._slots.put(None)
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:
         self._acquire()
         try:
             return act()
         finally:
-            self._slots.release()
+            self._release()
 
     def _body(self, open_body: Callable[[], Body]) -> Body:
         self._acquire()
         try:
-            return LimitedBody(open_body(), self._slots.release)
+            return LimitedBody(open_body(), self._release)
         except BaseException:
-            self._slots.release()
+            self._release()
             raise
 
     def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
         """Returns None if the limit is reached, since the sender of small reads must not block."""
-        if not self._slots.acquire(blocking=False):
+        try:
+            self._slots.get_nowait()
+        except queue.Empty:
             return None
         ask = None
         try:
             ask = super().ask(path, version)
         finally:
             if ask is None:
-                self._slots.release()
-        return ask and ask.also(lambda _size, _error: self._slots.release())
+                self._release()
+        return ask and ask.also(lambda _size, _error: self._release())
 
     def _acquire(self) -> None:
         wait_s = max(0.0, min(self._wait_limit_s, until() - self._clock()))
-        if not self._slots.acquire(timeout=wait_s):
-            raise DeadlineExceeded(f"no request slot to the origin was free in {wait_s:.3g} s")
+        try:
+            self._slots.get(timeout=wait_s)
+        except queue.Empty:
+            cause = f"no request slot to the origin was free in {wait_s:.3g} s"
+            raise DeadlineExceeded(cause) from None
 
 
 class LimitedBody:

@@ -6,6 +6,7 @@ Ordinary threads read a file where that fails. Owned by the loop.
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import logging
 from collections.abc import Callable
@@ -48,6 +49,9 @@ class SmallReads:
         self._timer_s = 0.0  # when it is due
         self._is_closed = False
         self._in_flight = 0
+        self._ends: collections.deque[tuple[Callable[[], None], Callable[[], None]]] = (
+            collections.deque()
+        )
         self._retry_at_s = float("-inf")
         self._started_s = float("-inf")  # the last read
 
@@ -142,7 +146,7 @@ class SmallReads:
         """See `connectors.fetch.batch_reader.OnReadEnded`."""
         report = functools.partial(_report, ask, received_bytes, code, made)
         if body is None:
-            self._loop.call_soon(self._end, report, file.otherwise)
+            self._end_soon(report, file.otherwise)
         elif self._writers is None:
             self._stored(many, file, report, body, None, _failure(file.store, body))
         else:
@@ -161,10 +165,23 @@ class SmallReads:
         many.give_back(body)
         if many is self._many and many.is_waiting:
             self._turn_at(0.0)
-        self._loop.call_soon(self._end, report, functools.partial(file.done, None, error))
+        self._end_soon(report, functools.partial(file.done, None, error))
+
+    def _end_soon(self, report: Callable[[], None], tell: Callable[[], None]) -> None:
+        self._ends.append((report, tell))
+        if len(self._ends) == 1:
+            self._loop.call_soon(self._end_all)
+
+    def _end_all(self) -> None:
+        """Ends reads. After one that fails, the others end in the next call of the loop."""
+        try:
+            while self._ends:
+                self._end(*self._ends.popleft())
+        finally:
+            if self._ends:
+                self._loop.call_soon(self._end_all)
 
     def _end(self, report: Callable[[], None], tell: Callable[[], None]) -> None:
-        """Ends a read, in a call of the loop for it alone: one that fails harms no other."""
         self._in_flight -= 1
         try:
             report()
