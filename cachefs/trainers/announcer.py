@@ -19,6 +19,7 @@ from cachefs.core.errors import (
     CacheFSError,
     DeadlineExceeded,
     Interrupted,
+    Unreachable,
     Unsupported,
 )
 from cachefs.core.orders import Order, Share
@@ -133,17 +134,24 @@ class Announcer:
             self._report(err)
 
     def _announce(self, announced: Announced) -> None:
+        for may_retry in (True, False):
+            route = self._found(announced)
+            if route is None or not (announced.is_list or route.takes_functions):
+                return
+            try:
+                return announced.send(route, self._name)
+            except (BadConfig, Interrupted, Unreachable) as err:  # it may be another server now
+                if not may_retry:
+                    raise
+                announced.begin_again()
+                if isinstance(err, Unreachable):
+                    self._drop()
+
+    def _found(self, announced: Announced) -> OrderRoute | None:
         if self._route is None:
             self._route = find_route(self._manifest, 0.0 if self._failed else RESTART_S)
             announced.begin_again()
-        route = self._route
-        if route is None or not (announced.is_list or route.takes_functions):
-            return
-        try:
-            announced.send(route, self._name)
-        except (BadConfig, Interrupted):  # a new server does not have what this part continues
-            announced.begin_again()
-            announced.send(route, self._name)
+        return self._route
 
     def _report(self, err: CacheFSError) -> None:
         if not self._failed:
