@@ -18,6 +18,7 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.policies import AUTO, NEVER, shown
 from cachefs.core.services import MetadataService, PolicyService
 from worker.views.choice import (
+    NO_POLICIES,
     Pauses,
     QuietTimes,
     ViewCandidate,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
+POLICIES_S: Final = 60.0  # between two requests for policies, of which no event tells
+RENEW_S: Final = 12.0  # after such an event each look requests them
 SURVEY_SHARE: Final = 50  # after a survey of a second there is none for this many seconds
 QUIET_S: Final = 60.0  # the most for which a directory must look the same before it is covered
 STUCK_S: Final = 60.0  # a view that cannot be built for so long is ended
@@ -62,9 +65,11 @@ class ViewMaker(Protocol):
 
 @dataclass(slots=True)
 class _Namespace:
-    """`seen`: what the last survey depended on. `mounted_s`: the last time of a mount."""
+    """`mounted_s`: the last time of a mount. `seen`: what the last survey depended on."""
 
     mounted_s: float
+    policies: ViewPolicies = NO_POLICIES
+    policies_due_s: float = 0.0
     seen: object = None
     due_s: float = 0.0
     quiet: QuietTimes = field(default_factory=QuietTimes)
@@ -88,9 +93,11 @@ class AutomaticViews:
         self._short: dict[Tier, bool] = {}  # tiers without room, and whether others are replaced
         self._gave_way_s: dict[int, float] = {}  # by the number of the tier
         self._woken = asyncio.Event()
+        self._renew_until_s = float("-inf")
 
     def wake(self) -> None:
         """Looks again soon: policies have changed, or mounts."""
+        self._renew_until_s = self._monotonic() + RENEW_S
         self._woken.set()
 
     async def run(self) -> None:
@@ -170,7 +177,10 @@ class AutomaticViews:
         known, now_s = self._of(namespace), self._monotonic()
         if namespace in self._views.namespaces():
             known.mounted_s = now_s
-        policies = await self._policies(namespace)
+        if now_s >= known.policies_due_s or now_s < self._renew_until_s:
+            known.policies = await self._policies(namespace)
+            known.policies_due_s = now_s + POLICIES_S
+        policies = known.policies
         for view in self._made():
             if view.namespace == namespace and self._is_over(view, known, policies):
                 await self._end(view)
@@ -181,7 +191,7 @@ class AutomaticViews:
     async def _policies(self, namespace: NamespaceId) -> ViewPolicies:
         service = self._service(namespace)
         if not isinstance(service, PolicyService):
-            return ViewPolicies({})
+            return NO_POLICIES
         at = await service.policies_at(b"")
         below = {one.path: one.policy.view for one in at.below if one.policy.view is not None}
         return ViewPolicies({b"": at.policy.view or NEVER, **below})
