@@ -1,4 +1,4 @@
-"""`find` with a stat of each of 1,000,000 files, kernel caches dropped: >= 50,000 entries/s;
+"""`find` with a stat of each of 1,000,000 files, kernel caches dropped: >= 100,000 entries/s;
 RssAnon of each process <= 150 MiB + 100 bytes per dentry.
 
 The source is `file://` with empty files in 1,000 folders. The real `find` prints every file's size
@@ -20,7 +20,7 @@ from bench.mounts import BenchFailed, Mounted
 from bench.report import Result
 
 FOLDERS, PER_FOLDER = 1000, 1000
-BAR_PER_S = 50_000
+BAR_PER_S = 100_000
 MEMORY_MIB, DENTRY_BYTES = 150, 100
 FIND_LIMIT_S = 300.0
 

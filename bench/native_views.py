@@ -190,7 +190,7 @@ def make(source: Path, count: int) -> None:
 
 @contextlib.contextmanager
 def mounted(lab: Lab, source: Path, count: int) -> Iterator[Mounted]:
-    size = f"{max(1, count * 6 // (1 << 20) * 1024 // 1024)}GiB"
+    size = f"{max(1, count * 8 >> 20)}GiB"  # 8 KiB each
     with lab.ours(f"file://{source}", *FLAGS, cache_size=size) as mount:
         yield mount
 

@@ -32,16 +32,18 @@ class MountNamespace(NamedTuple):
 
 
 def namespaces() -> Iterator[MountNamespace]:
-    """Yields the namespaces that this process may see, its own first. The mounts of each are read
-    when it is yielded."""
-    seen = {os.readlink("/proc/self/ns/mnt")}
+    """Yields the namespaces that this process may see, its own first, and another one again for
+    each root of its processes: a process sees the mounts below its root. The mounts are read when
+    it is yielded."""
+    own = os.readlink("/proc/self/ns/mnt")
     yield MountNamespace(os.getpid(), True, read_mounts())
+    seen: set[tuple[str, str]] = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                namespace = os.readlink(f"/proc/{name}/ns/mnt")
-                if namespace not in seen:
-                    seen.add(namespace)
+                place = os.readlink(f"/proc/{name}/ns/mnt"), os.readlink(f"/proc/{name}/root")
+                if place[0] != own and place not in seen:
+                    seen.add(place)
                     yield MountNamespace(
                         int(name), False, read_mounts(Path("/proc", name, "mountinfo"))
                     )

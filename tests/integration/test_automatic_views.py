@@ -1,5 +1,5 @@
-"""The policy `view` over a real master and a real cache: what is covered without a command, what
-ends, and what gives way."""
+"""[S-views-policy] The policy `view` over a real master and a real cache: what is covered without a
+command, what ends, and what gives way."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ class Rig:
         self.one = one
         self.mount = mount
         self.time = time
+        self.unsettled = ["building", "ready"]
 
     async def read(self, path: bytes) -> None:
         """Opens every file below a path, as readers do."""
@@ -87,8 +88,15 @@ class Rig:
             await self.settled()
 
     async def settled(self) -> None:
-        while any(view.status().state in ("building", "ready") for view in self.one.views._views):
+        views = self.one.views
+        while any(view.status().state in self.unsettled for view in views.all()):
             await asyncio.sleep(0.005)
+
+    async def stuck(self) -> None:
+        """Lets the time pass after which a view that no mount shows is ended."""
+        await self.one.views.automatic.step()
+        self.time.added_s += automatic.STUCK_S + 1
+        await self.one.views.automatic.step()
 
     async def covered(self) -> list[bytes]:
         await self.look()
@@ -162,8 +170,7 @@ def test_a_change_uncovers_and_a_view_that_stays_incomplete_ends(tmp_path: Path)
             origin.put(b"train/a/f1", b"changed")
             await it.one.sync(b"train")
             assert it.mount.trees() == {}
-            it.time.added_s += automatic.STUCK_S + 1
-            await it.one.views.automatic.step()
+            await it.stuck()
             assert it.one.views.table(it.one.namespace).views == []
             await it.check()
             await it.read(b"train")
@@ -202,9 +209,23 @@ def test_a_view_without_mounts_ends(tmp_path: Path) -> None:
             it.mount.close()
             await it.one.views.automatic.step()
             assert it.one.views.table(it.one.namespace).views
-            it.time.added_s += automatic.ALONE_S + 1
-            await it.one.views.automatic.step()
+            await it.stuck()
             assert it.one.views.table(it.one.namespace).views == []
+
+    run(script())
+
+
+def test_a_view_that_no_mount_can_show_ends(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with rig(tmp_path, origin_with()) as it:
+            it.mount.refuses = True
+            it.unsettled = ["building"]
+            await it.policy(b"train", "auto")
+            await it.read(b"train")
+            assert await it.covered() == []
+            await it.stuck()
+            assert it.one.views.table(it.one.namespace).views == []
+            await it.check()
 
     run(script())
 

@@ -21,7 +21,7 @@ from cachefs.core import messages as m
 from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.launcher.state import StateHome
 from tests.integration.conftest import Node, is_mounted
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import is_running, stop, wait_until
 
 HERE = Path(__file__).parent
 FILES = 60
@@ -141,6 +141,27 @@ def test_readers_while_each_process_is_killed(
     freeze(node, mnt / path)
     (source / "train" / "a" / "f1").write_text("changed")
     node.ok("sync", "-R", mnt)
+    assert (mnt / "train" / "a" / "f1").read_text() == "changed"
+
+
+def test_the_worker_uncovers_for_a_client_that_hangs(node: Node, mnt: Path, source: Path) -> None:
+    """The client does not take that for an unmount of its mount point when it runs again."""
+    node.allowed_log.append(r"a client has not removed its cover")
+    freeze(node, mnt)
+    running = pids(node, mnt)
+    stopped = [running["supervisor"], running["client"]]
+    for pid in stopped:
+        stop(pid)
+    try:
+        (source / "train" / "a" / "f1").write_text("changed")
+        node.ok("sync", "-R", mnt)
+        assert covers(mnt) == []
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert (mnt / "train" / "a" / "f1").read_text() == "changed"
+    freeze(node, mnt)
+    assert pids(node, mnt) == running
     assert (mnt / "train" / "a" / "f1").read_text() == "changed"
 
 

@@ -373,7 +373,15 @@ class Session:
     def _follow(self, namespace: NamespaceId) -> None:
         task = asyncio.ensure_future(self._pass_events_on(namespace))
         self._event_tasks.add(task)
-        task.add_done_callback(self._event_tasks.discard)
+        task.add_done_callback(self._events_ended)
+
+    def _events_ended(self, task: asyncio.Task[None]) -> None:
+        """Closes the session if an event could not be passed on: its client then drops all names,
+        which might be outdated, and connects again."""
+        self._event_tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("events to pid %d failed", self.pid, exc_info=task.exception())
+            self.close()
 
     async def _pass_events_on(self, namespace: NamespaceId) -> None:
         service = self._service(namespace)

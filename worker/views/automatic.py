@@ -18,6 +18,7 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.policies import AUTO, NEVER, shown
 from cachefs.core.services import MetadataService, PolicyService
 from worker.views.choice import (
+    NO_POLICIES,
     Pauses,
     QuietTimes,
     ViewCandidate,
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
+POLICIES_S: Final = 60.0  # between two requests for policies, of which no event tells
+RENEW_S: Final = 12.0  # after such an event each look requests them
 SURVEY_SHARE: Final = 50  # after a survey of a second there is none for this many seconds
 QUIET_S: Final = 60.0  # the most for which a directory must look the same before it is covered
-STUCK_S: Final = 60.0  # a view that cannot be built for so long is ended
-ALONE_S: Final = 600.0  # as one of a namespace that has no mount any more
+STUCK_S: Final = 60.0  # a view that no mount shows for so long is ended
 GIVE_WAY_S: Final = 5.0  # between two views of a tier that give way
 
 
@@ -62,9 +64,10 @@ class ViewMaker(Protocol):
 
 @dataclass(slots=True)
 class _Namespace:
-    """`seen`: what the last survey depended on. `mounted_s`: the last time of a mount."""
+    """`seen`: what the last survey depended on."""
 
-    mounted_s: float
+    policies: ViewPolicies = NO_POLICIES
+    policies_due_s: float = 0.0
     seen: object = None
     due_s: float = 0.0
     quiet: QuietTimes = field(default_factory=QuietTimes)
@@ -87,10 +90,13 @@ class AutomaticViews:
         self._known: dict[NamespaceId, _Namespace] = {}
         self._short: dict[Tier, bool] = {}  # tiers without room, and whether others are replaced
         self._gave_way_s: dict[int, float] = {}  # by the number of the tier
+        self._useless_since_s: dict[View, float] = {}
         self._woken = asyncio.Event()
+        self._renew_until_s = float("-inf")
 
     def wake(self) -> None:
         """Looks again soon: policies have changed, or mounts."""
+        self._renew_until_s = self._monotonic() + RENEW_S
         self._woken.set()
 
     async def run(self) -> None:
@@ -115,10 +121,7 @@ class AutomaticViews:
         return [view for view in self._views.all() if view.record.policy]
 
     def _of(self, namespace: NamespaceId) -> _Namespace:
-        known = self._known.get(namespace)
-        if known is None:
-            known = self._known[namespace] = _Namespace(self._monotonic())
-        return known
+        return self._known.setdefault(namespace, _Namespace())
 
     # ---- room ----
 
@@ -157,6 +160,7 @@ class AutomaticViews:
         return await self._end(view)
 
     async def _end(self, view: View) -> bool:
+        self._useless_since_s.pop(view, None)
         try:
             await self._views.end(view)
         except CacheFSError as err:
@@ -168,20 +172,22 @@ class AutomaticViews:
 
     async def _look(self, namespace: NamespaceId) -> None:
         known, now_s = self._of(namespace), self._monotonic()
-        if namespace in self._views.namespaces():
-            known.mounted_s = now_s
-        policies = await self._policies(namespace)
+        if now_s >= known.policies_due_s or now_s < self._renew_until_s:
+            known.policies = await self._policies(namespace)
+            known.policies_due_s = now_s + POLICIES_S
+        policies = known.policies
         for view in self._made():
             if view.namespace == namespace and self._is_over(view, known, policies):
                 await self._end(view)
         known.pauses.expire(now_s)
-        if policies.wanted and known.mounted_s == now_s and now_s >= known.due_s:
+        is_mounted = namespace in self._views.namespaces()
+        if policies.wanted and is_mounted and now_s >= known.due_s:
             await self._survey(namespace, known, policies)
 
     async def _policies(self, namespace: NamespaceId) -> ViewPolicies:
         service = self._service(namespace)
         if not isinstance(service, PolicyService):
-            return ViewPolicies({})
+            return NO_POLICIES
         at = await service.policies_at(b"")
         below = {one.path: one.policy.view for one in at.below if one.policy.view is not None}
         return ViewPolicies({b"": at.policy.view or NEVER, **below})
@@ -190,11 +196,18 @@ class AutomaticViews:
         """Returns whether a view that a policy made is to end."""
         if policies.at(view.path) != view.record.policy or not policies.is_whole(view.path):
             return True
-        stuck_s = self._cache.clocks.wall() - view.since_s
-        if view.is_waiting and stuck_s >= STUCK_S:
+        if self._is_stuck(view):
             known.pauses.grow(view.path, self._monotonic())
             return True
-        return self._monotonic() - known.mounted_s >= ALONE_S
+        return False
+
+    def _is_stuck(self, view: View) -> bool:
+        """Returns whether no mount has shown a view for long: it cannot be built, or covered."""
+        if not view.is_of_no_use:
+            self._useless_since_s.pop(view, None)
+            return False
+        since_s = self._useless_since_s.setdefault(view, self._monotonic())
+        return self._monotonic() - since_s >= STUCK_S
 
     async def _survey(
         self, namespace: NamespaceId, known: _Namespace, policies: ViewPolicies

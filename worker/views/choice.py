@@ -99,6 +99,9 @@ class ViewPolicies(NamedTuple):
         return not any(view == NEVER and is_below(one, path) for one, view in self.said.items())
 
 
+NO_POLICIES: Final = ViewPolicies({})
+
+
 class ViewCandidate(NamedTuple):
     """A directory that may be covered. `policy`: auto or native. `tier`: of those surveyed."""
 

@@ -105,9 +105,10 @@ class View:
         )  # fmt: skip
 
     @property
-    def is_waiting(self) -> bool:
-        """True if it was not built, or was uncovered, and is to be built later."""
-        return self.state in (ViewState.WAITING, ViewState.IMPOSSIBLE)
+    def is_of_no_use(self) -> bool:
+        """True if no mount shows it now, and it is not being built."""
+        waits = self.state in (ViewState.WAITING, ViewState.IMPOSSIBLE)
+        return waits or (self.state is ViewState.READY and not self.covers.count)
 
     def covered_s(self) -> float:
         """Returns the seconds in which a mount was covered."""

@@ -248,7 +248,7 @@ class Views:
 
     async def heed(self, event: Invalidate) -> None:
         """Returns once no cover shows what an event may change."""
-        if event.policies:
+        if event.policies or event.everything:
             self.automatic.wake()
         touched = [view for view in self._of(event.namespace) if view.touched_by(event)]
         if touched:

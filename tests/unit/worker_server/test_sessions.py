@@ -389,6 +389,25 @@ def test_events_reach_the_client(tmp_path: Path) -> None:
     serve(tmp_path, script)
 
 
+def test_a_session_whose_events_fail_is_closed(tmp_path: Path) -> None:
+    """The client would keep outdated names: it connects again, and drops them."""
+
+    async def script(
+        server: NodeServer, worker: FakeWorker, sources: FakeSources, path: Path
+    ) -> None:
+        async def fail(event: m.Invalidate) -> None:
+            raise RuntimeError("a bug")
+
+        peer = await fuse(path)
+        server.views = SimpleNamespace(heed=fail, left=lambda *_, **__: None)  # type: ignore[assignment]
+        sources.known.queue.put_nowait(m.Invalidate(NAMESPACE, 3, [(1, b"a")]))
+        with pytest.raises(EOFError):
+            await peer.receive()
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
 def test_a_mount_that_comes_when_the_server_ends_is_sent_away(tmp_path: Path) -> None:
     """It was in the backlog, or connected, when the last mount's end was noticed."""
 
