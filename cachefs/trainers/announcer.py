@@ -14,7 +14,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cachefs.core.errors import BadConfig, CacheFSError, Interrupted, Unsupported
+from cachefs.core.errors import (
+    BadConfig,
+    CacheFSError,
+    DeadlineExceeded,
+    Interrupted,
+    Unreachable,
+    Unsupported,
+)
 from cachefs.core.orders import Order, Share
 from cachefs.trainers.announced import Announced, AnnouncedFunction, AnnouncedList
 from cachefs.trainers.manifest import Manifest
@@ -24,6 +31,7 @@ from cachefs.trainers.order_route import OrderRoute, find_route
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 1.0  # between two requests whether the server still has the order
+MOST_CHECK_S: Final = 60.0  # while it gives no answer: the pause doubles
 
 
 class Announcer:
@@ -45,6 +53,7 @@ class Announcer:
         self._route: OrderRoute | None = None
         self._announced: Announced | None = None
         self._checked_s = 0.0
+        self._pause_s = CHECK_S
         self._failed = False
 
     def function(self, order: Order, share: Share, span: int) -> bool:
@@ -92,15 +101,23 @@ class Announcer:
         if self._route is not None and self._route.is_over:
             return True
         now = time.monotonic()
-        if now - self._checked_s < CHECK_S:
+        if now - self._checked_s < self._pause_s:
             return False
         self._checked_s = now
         if self._route is None:
             return self._failed
         try:
-            return not self._route.has(self._name)
+            is_lost = not self._route.has(self._name)
+        except DeadlineExceeded:
+            self._wait_longer()
+            return False
         except CacheFSError:
             return True
+        self._pause_s = CHECK_S
+        return is_lost
+
+    def _wait_longer(self) -> None:
+        self._pause_s = min(2 * self._pause_s, MOST_CHECK_S)
 
     def _send(self) -> None:
         announced = self._announced
@@ -108,7 +125,7 @@ class Announcer:
             return
         try:
             self._announce(announced)
-            self._failed = False
+            self._failed, self._pause_s = False, CHECK_S
         except Unsupported as err:  # a mount by pyfuse3
             log.info("samples are read without being announced: %s", err.one_line())
             self._announced = None
@@ -117,22 +134,30 @@ class Announcer:
             self._report(err)
 
     def _announce(self, announced: Announced) -> None:
+        for may_retry in (True, False):
+            route = self._found(announced)
+            if route is None or not (announced.is_list or route.takes_functions):
+                return
+            try:
+                return announced.send(route, self._name)
+            except (BadConfig, Interrupted, Unreachable) as err:  # it may be another server now
+                if not may_retry:
+                    raise
+                announced.begin_again()
+                if isinstance(err, Unreachable):
+                    self._drop()
+
+    def _found(self, announced: Announced) -> OrderRoute | None:
         if self._route is None:
             self._route = find_route(self._manifest, 0.0 if self._failed else RESTART_S)
             announced.begin_again()
-        route = self._route
-        if route is None or not (announced.is_list or route.takes_functions):
-            return
-        try:
-            announced.send(route, self._name)
-        except (BadConfig, Interrupted):  # a new server does not have what this part continues
-            announced.begin_again()
-            announced.send(route, self._name)
+        return self._route
 
     def _report(self, err: CacheFSError) -> None:
         if not self._failed:
             log.warning("samples are read without being announced: %s", err.one_line())
         self._failed = True
+        self._wait_longer()
         self._drop()
 
     def _drop(self) -> None:

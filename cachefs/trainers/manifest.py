@@ -8,14 +8,15 @@ on every machine that sees the same names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound
+from cachefs.core.errors import NotFound, Unreachable
 from cachefs.core.manifest_format import NO_NAMESPACE, NO_POSITION
 from cachefs.launcher.state import StateHome
 from cachefs.trainers.listings import MountListings, ServerListings
@@ -23,6 +24,8 @@ from cachefs.trainers.manifest_build import ManifestBuild
 from cachefs.trainers.manifest_store import ManifestStore, mapped
 from cachefs.trainers.manifest_tables import TableMap
 from cachefs.trainers.mount_session import MountSession, open_session, state_home
+
+TRIES: Final = 4  # of listings whose server ends
 
 
 class Manifest:
@@ -138,10 +141,16 @@ class Manifest:
 
     def _fresh(self) -> TableMap:
         store = ManifestStore(self._home, self._root)
+        with store.building():
+            for _ in range(TRIES - 1):
+                with contextlib.suppress(Unreachable):  # a server that ended is restarted
+                    return self._listed(store)
+            return self._listed(store)
+
+    def _listed(self, store: ManifestStore) -> TableMap:
         session = open_session(self.path, self._home)
         try:
-            with store.building():
-                return _refreshed(store, self._root, session)
+            return _refreshed(store, self._root, session)
         finally:
             if session is not None:
                 session.close()

@@ -57,10 +57,16 @@ class MountSession:
             client.close()
             raise
 
-    def call(self, body: m.Message, answer: type[_T], fd: int | None = None) -> _T:
+    def call(
+        self,
+        body: m.Message,
+        answer: type[_T],
+        fd: int | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> _T:
         """Returns the reply, whose type is checked; `fd` is sent with the request. Raises the typed
         errors."""
-        return _checked(self._client.call(body, CALL_TIMEOUT_S, fd), answer)
+        return _checked(self._client.call(body, timeout_s, fd), answer)
 
     def send(self, body: m.Message) -> int:
         """Sends a request and returns its id, for `reply_to`. Raises as `call`."""
@@ -122,9 +128,19 @@ def is_mounted(path: str) -> bool:
     return _mount_of(path, read_mounts()) is not None
 
 
-def open_session(path: str, home: StateHome, wait_s: float = RESTART_S) -> MountSession | None:
+def open_session(path: str, home: StateHome) -> MountSession | None:
     """Returns a session with the server of a path's mount; None if this process cannot have one.
-    Waits up to `wait_s` for a server that is being restarted."""
+    Waits up to `RESTART_S` for a server that is being restarted."""
+    try:
+        return connect_session(path, home, RESTART_S)
+    except CacheFSError:
+        return None
+
+
+def connect_session(path: str, home: StateHome, wait_s: float) -> MountSession | None:
+    """Returns a session with the server of a path's mount; None if this process has no record of
+    the mount. Waits up to `wait_s` for a server that is being restarted. Raises Unreachable,
+    AccessDenied, DeadlineExceeded."""
     place = find_place(path, home)
     deadline = time.monotonic() + wait_s
     while place is not None:
@@ -132,10 +148,8 @@ def open_session(path: str, home: StateHome, wait_s: float = RESTART_S) -> Mount
             return MountSession.connect(place)
         except Unreachable:
             if time.monotonic() > deadline:
-                return None
+                raise
             time.sleep(_PAUSE_S)
-        except CacheFSError:
-            return None
     return None
 
 

@@ -4,15 +4,19 @@ socket, or ioctls on a directory of the mount where this process can have no ses
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import Final, Protocol
 
 from cachefs.client.directory_orders import DirectoryOrders
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, Unreachable
 from cachefs.core.order_messages import MOST_ENTRIES
 from cachefs.core.orders import Order, Share
 from cachefs.trainers.manifest import Manifest
-from cachefs.trainers.mount_session import RESTART_S, MountSession, is_mounted, open_session
+from cachefs.trainers.mount_session import MountSession, connect_session, is_mounted
+
+# A server that hangs must not keep a trainer from reading what is cached.
+ANNOUNCE_S: Final = 5.0
+ASK_S: Final = 0.5
 
 
 class OrderRoute(Protocol):
@@ -32,7 +36,8 @@ class OrderRoute(Protocol):
         not continue the list."""
 
     def has(self, name: str) -> bool:
-        """Returns whether the server still has an order."""
+        """Returns whether the server still has an order. Raises DeadlineExceeded if it gives no
+        answer."""
 
     def close(self, name: str) -> None:
         """Ends the order; idempotent, and without errors: orders also end by themselves."""
@@ -53,17 +58,19 @@ class SocketRoute:
 
     def function(self, name: str, order: Order, share: Share, span: int) -> None:
         body = m.AnnounceFunction(self._session.namespace, name, order, share, span)
-        self._session.call(body, m.Done, self._ino_fd)
+        self._session.call(body, m.Done, self._ino_fd, ANNOUNCE_S)
 
     def part(self, name: str, first: int, inos: array[int], total: int, span: int) -> None:
         for done in range(0, len(inos), MOST_ENTRIES):
             piece = inos[done : done + MOST_ENTRIES].tobytes()
             where = self._session.namespace, name, first + done
-            self._session.call(m.AnnounceOrder(*where, piece, total, span), m.Done)
+            body = m.AnnounceOrder(*where, piece, total, span)
+            self._session.call(body, m.Done, timeout_s=ANNOUNCE_S)
 
     def has(self, name: str) -> bool:
         try:
-            self._session.call(m.OrderState(self._session.namespace, name), m.OrderStateReply)
+            body = m.OrderState(self._session.namespace, name)
+            self._session.call(body, m.OrderStateReply, timeout_s=ASK_S)
         except NotFound:
             return False
         return True
@@ -102,10 +109,14 @@ class IoctlRoute:
             return
 
 
-def find_route(manifest: Manifest, wait_s: float = RESTART_S) -> OrderRoute | None:
+def find_route(manifest: Manifest, wait_s: float) -> OrderRoute | None:
     """Returns how this process reaches the server of the manifest's mount; None if it is not on a
-    mount. Waits up to `wait_s` for a server that is being restarted."""
-    session = open_session(manifest.path, manifest.home, wait_s)
+    mount. Waits up to `wait_s` for a server that is being restarted. Raises DeadlineExceeded for
+    one that hangs."""
+    try:
+        session = connect_session(manifest.path, manifest.home, wait_s)
+    except (Unreachable, AccessDenied):  # the socket is not for this process
+        session = None
     if session is not None:
         return SocketRoute(session, manifest.ino_fd)
     return IoctlRoute(manifest.path) if is_mounted(manifest.path) else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,3 +143,19 @@ def test_without_a_session_it_is_listed_through_the_mount(
 def test_a_folder_that_does_not_exist_is_named(node: Node, train: Path) -> None:
     with pytest.raises(manifests.NotFound, match="no such directory"):
         Manifest(train / "nothing", home=str(node.state))
+
+
+def test_a_server_that_is_killed_during_the_listing_is_not_seen(
+    make: Callable[[], Manifest], node: Node, train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.allowed_log += ["the connection to the server is lost"]
+    changed, killed = manifests._refreshed, []
+
+    def killing(store: Any, root: bytes, session: Any) -> Any:
+        if not killed:
+            killed.append(kill_server(node, train.parent))
+        return changed(store, root, session)
+
+    monkeypatch.setattr(manifests, "_refreshed", killing)
+    assert [*make()] == [os.fsencode(train.parent / name) for name in NAMES]
+    assert killed

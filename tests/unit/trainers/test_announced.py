@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from cachefs.core.errors import BadConfig, Unreachable, Unsupported
+from cachefs.core.errors import BadConfig, DeadlineExceeded, Unreachable, Unsupported
 from cachefs.core.orders import Order, Share
 from cachefs.trainers import announced, announcer
 from cachefs.trainers.announced import AnnouncedFunction, AnnouncedList
@@ -27,6 +27,7 @@ class Server:
         self.total = -1
         self.shares: list[Share] = []
         self.error: Exception | None = None
+        self.asked = 0
 
     def function(self, name: str, order: Order, share: Share, span: int) -> None:
         self._check()
@@ -41,6 +42,8 @@ class Server:
         assert len(self.inos) <= total
 
     def has(self, name: str) -> bool:
+        self.asked += 1
+        self._check()
         return self.total >= 0 or bool(self.shares)
 
     def close(self, name: str) -> None:
@@ -157,6 +160,30 @@ def test_a_server_that_fails_is_reported_once_and_requested_again(
     next(turn)
     sampler.advance(1)
     assert server.shares == [Share(0, 1, 6)]
+
+
+def test_a_server_that_hangs_is_asked_less_and_less_often(
+    manifest: Manifest, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each batch would wait for it. It keeps the order."""
+    now = [0.0]
+    monkeypatch.setattr(announcer, "CHECK_S", 1.0)
+    monkeypatch.setattr(announcer.time, "monotonic", lambda: now[0])
+    sampler = OrderSampler(manifest, seed=7)
+    turn = iter(sampler)
+    next(turn)
+    server.error = DeadlineExceeded("no answer from the server")
+    for _ in range(1000):  # half a second each
+        now[0] += 0.5
+        sampler.advance(0)
+    assert server.asked <= 15
+    server.error = None
+    before = server.asked
+    for _ in range(200):
+        now[0] += 0.5
+        sampler.advance(0)
+    assert server.asked > before
+    assert server.shares == [Share(0, 1, 0)]
 
 
 def test_a_mount_that_takes_no_announcements_is_no_warning(
