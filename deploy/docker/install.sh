@@ -23,3 +23,10 @@ pip --python "$target/bin/python" install -q --no-deps "$work"/wheels/*.whl
 rm -f "$target"/bin/activate* "$target"/bin/Activate*
 # Libraries bring tests of their own, which no container runs.
 find "$target/lib" -type d -name tests -prune -exec rm -rf {} +
+# botocore describes 400 services. CacheFS calls the queue and those that give credentials.
+for service in "$target"/lib/python3*/site-packages/botocore/data/*/; do
+    case $(basename "$service") in
+        s3 | signin | sqs | sso | sso-oidc | sts) ;;
+        *) rm -rf "$service" ;;
+    esac
+done

@@ -23,9 +23,16 @@ from tests.services.s3_server import free_port
 pytestmark = pytest.mark.timeout(900)  # the first run builds the base and the image
 
 USER: Final = 65532
-SIZE_BYTES: Final = 330_000_000
+SIZE_BYTES: Final = 310_000_000
 RUN_S: Final = 60.0
 PYTHON: Final = "/opt/cachefs/bin/python"
+CLIENTS: Final = """
+import botocore.session
+session = botocore.session.get_session()
+for name in session.get_available_services():
+    session.create_client(name, region_name="us-east-1")
+    print(name)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +84,13 @@ def test_the_image_is_small_and_adds_only_our_programs(image: Image) -> None:
     programs = {path.name for path in (image.added / "opt/cachefs/bin").iterdir()}
     assert "cachefs" in programs
     assert not {name for name in programs if name.startswith(("pip", "activate", "cython"))}
+
+
+def test_the_services_of_amazon_that_are_called_are_described(machine: Machine) -> None:
+    """The image has no others: their descriptions are a tenth of it."""
+    done = machine.run(PYTHON, "-I", "-c", CLIENTS)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.split() == ["s3", "signin", "sqs", "sso", "sso-oidc", "sts"]
 
 
 def test_the_entry_point_is_the_command(machine: Machine) -> None:

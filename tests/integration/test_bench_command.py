@@ -21,7 +21,7 @@ def test_accelerators_of_a_mount_and_of_native_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["model"] == "cosmoflow"
-    assert {*shown["accelerators"]} == {"mount", "native files"}
+    assert {*shown["accelerators"]} == {"frozen mount", "mount", "native files"}
     assert all(0 <= count <= 2 for count in shown["accelerators"].values())
     assert all(0 <= run[place] <= 1 for run in shown["runs"] for place in shown["accelerators"])
     assert [*tmp_path.iterdir()] == []
