@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from cachefs.kube.dataset import Dataset
 from cachefs.kube.gates import WaitingPod
 from cachefs.kube.names import Key
@@ -23,20 +25,21 @@ class Datasets:
 
     def put(self, dataset: Dataset) -> bool:
         """Keeps a Dataset unless a newer version is known. Returns whether its pods must be looked
-        at."""
+        at. A known spec of the same generation stays: a watch may show less of it."""
         before = self.by_key.get(dataset.key)
         if before is not None and not is_newer(dataset.resource_version, before.resource_version):
             return False
+        if before is not None and _generation(before) == _generation(dataset):
+            dataset = _with_spec(dataset, before)
         return self._set(before, dataset)
 
     def put_read(self, dataset: Dataset) -> bool:
-        """As `put`, for an object that was read, and not watched: it replaces one of the same
-        version as well, which a watch may have shown by a former definition."""
+        """As `put`, for an object that was read, and not watched: its spec is whole."""
         before = self.by_key.get(dataset.key)
-        version = dataset.resource_version
-        if before is None or version == before.resource_version:
-            return self._set(before, dataset)
-        return self.put(dataset)
+        if before is None or _generation(before) != _generation(dataset):
+            return self.put(dataset)
+        is_older = is_newer(before.resource_version, dataset.resource_version)
+        return self._set(before, _with_spec(before, dataset) if is_older else dataset)
 
     def _set(self, before: Dataset | None, dataset: Dataset) -> bool:
         self.by_key[dataset.key] = dataset
@@ -61,6 +64,17 @@ class Datasets:
         """Returns the number of Datasets by phase, also of the phases that none has."""
         found = Counter(one.status.phase for one in self.by_key.values())
         return {phase: found[phase] for phase in Phase}
+
+
+def _generation(dataset: Dataset) -> tuple[str, int]:
+    return dataset.uid, dataset.generation
+
+
+def _with_spec(dataset: Dataset, of: Dataset) -> Dataset:
+    """Returns a Dataset with the spec of another version of the same generation."""
+    return msgspec.structs.replace(
+        dataset, spec=of.spec, policy=of.policy, job=of.job, problem=of.problem
+    )
 
 
 def _gate_facts(dataset: Dataset) -> tuple[object, ...]:

@@ -18,15 +18,27 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert known.phases() == {**dict.fromkeys(Phase, 0), Phase.LOADED: 1}
 
 
-def test_what_was_read_replaces_what_a_watch_showed_of_the_same_version() -> None:
+def test_a_watch_does_not_replace_a_spec_that_was_read() -> None:
+    """A watch that is older than the definition shows less of the spec, in each version."""
     known = Datasets()
-    known.put(parsed(resourceVersion="10"))
-    assert not known.put_read(parsed({"load": {"revision": 9}}, resourceVersion="9"))
-    assert known.by_key["ml", "one"].spec.load.revision == 0
-    assert known.put_read(parsed({"load": {"revision": 1}}, resourceVersion="10"))
+    key = ("ml", "one")
+    known.put(parsed(resourceVersion="10", generation=2))
+    known.put_read(parsed({"load": {"revision": 1}}, resourceVersion="10", generation=2))
+    known.put(parsed(resourceVersion="11", generation=2, status={"files": 3}))
+    assert (known.by_key[key].resource_version, known.by_key[key].status.files) == ("11", 3)
+    assert known.by_key[key].spec.load.revision == 1
+    known.put(parsed(resourceVersion="12", generation=3))
+    assert known.by_key[key].spec.load.revision == 0, "another generation has another spec"
+
+
+def test_what_was_read_has_the_spec_of_newer_versions_of_its_generation() -> None:
+    known = Datasets()
+    known.put(parsed(resourceVersion="11", generation=2, status={"files": 3}))
+    known.put_read(parsed({"load": {"revision": 1}}, resourceVersion="10", generation=2))
+    found = known.by_key["ml", "one"]
+    assert (found.resource_version, found.status.files, found.spec.load.revision) == ("11", 3, 1)
+    known.put_read(parsed({"load": {"revision": 9}}, resourceVersion="9", generation=1))
     assert known.by_key["ml", "one"].spec.load.revision == 1
-    assert not known.put_read(parsed({"load": {"revision": 1}}, resourceVersion="11"))
-    assert known.by_key["ml", "one"].resource_version == "11"
 
 
 def test_the_end_of_a_former_object_is_not_that_of_its_successor() -> None:
