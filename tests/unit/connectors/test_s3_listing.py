@@ -63,29 +63,6 @@ def test_a_server_that_does_not_encode() -> None:
     assert [name for name, _ in found.objects] == ["a%20b+c&"]
 
 
-SLOWLY = "<!-- the parser reads the whole page -->"
-SORTED = ("ChecksumType", "ETag", "Key", "LastModified", "Size", "StorageClass")
-TEXTS = st.text(st.sampled_from('ab 7%+-/"&;<é'), max_size=8).map(escape)
-OBJECTS = st.fixed_dictionaries(
-    {"Key": TEXTS.filter(bool), "LastModified": st.just(GOOD["LastModified"])}
-    | {"ETag": TEXTS | st.just("&quot;e&quot;"), "Size": st.sampled_from(["7", "-1", ""])},
-    optional={"StorageClass": TEXTS, "ChecksumType": TEXTS, "Owner": st.just("<ID>i</ID>")},
-)
-
-
-@given(st.lists(OBJECTS, max_size=6), st.booleans(), st.sampled_from([NAMESPACE, ""]))
-def test_plainly_written_objects_are_read_as_the_parser_reads_them(
-    objects: list[dict[str, str]], is_sorted: bool, namespace: str
-) -> None:
-    if is_sorted:
-        objects = [{k: one[k] for k in SORTED if k in one} for one in objects]
-    more = "<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"
-    found = parse_listing(document(*objects, more=more, namespace=namespace))
-    parsed = parse_listing(document(*objects, more=more + SLOWLY, namespace=namespace))
-    assert sorted(found.objects, key=repr) == sorted(parsed.objects, key=repr)
-    assert (found.prefixes, found.token) == (parsed.prefixes, parsed.token)
-
-
 def test_what_a_comment_shows_is_no_object() -> None:
     hidden = document(GOOD).decode().partition("<Contents>")[2].partition("</ListBucket")[0]
     assert parse_listing(document(more=f"<!-- <Contents>{hidden} -->")).objects == []
