@@ -101,14 +101,17 @@ def _enter(pid: int) -> None:
         os.close(root)
 
 
-def open_root(mount: Mount, proc: int) -> int:
-    """Returns a descriptor (O_PATH) of the root of a mount of this thread's namespace. Raises
-    OSError if the mount is not on top of its mount point."""
+@contextlib.contextmanager
+def opened_root(mount: Mount, proc: int) -> Iterator[int]:
+    """Opens the root of a mount of this thread's namespace (O_PATH). Raises OSError if the mount is
+    not on top of its mount point."""
     fd = os.open(mount.mountpoint, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if _mount_id(fd, proc) != mount.mount_id:
+    try:
+        if _mount_id(fd, proc) != mount.mount_id:
+            raise FileNotFoundError(f"the mount at {mount.mountpoint} is gone, or hidden")
+        yield fd
+    finally:
         os.close(fd)
-        raise FileNotFoundError(f"the mount at {mount.mountpoint} is gone, or hidden")
-    return fd
 
 
 def detach(root: int, proc: int) -> None:

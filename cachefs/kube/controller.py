@@ -26,7 +26,7 @@ from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import OWNER, Key, Object, key_of
 from cachefs.kube.pod_handler import PodHandler
-from cachefs.kube.readings import Readings
+from cachefs.kube.readings import AGAIN_S, Readings
 from cachefs.kube.reporter import Reporter
 from cachefs.kube.spec import OperatorSpec
 from cachefs.kube.steps import Measured
@@ -38,7 +38,6 @@ DATASET, POD, CLAIM, VOLUME = "Dataset", "Pod", "PersistentVolumeClaim", "Persis
 DATASET_SLOTS: Final = 1000  # most wait for an origin
 POD_SLOTS: Final = 12
 CLAIM_SLOTS: Final = 8
-AGAIN_S: Final = 600.0  # an object with nothing to do is looked at again: its end may be missed
 
 
 class Controller:

@@ -12,7 +12,7 @@ from typing import Final
 from cachefs.kube.dataset import Dataset
 from cachefs.kube.names import Key
 
-AGAIN_S: Final = 600.0
+AGAIN_S: Final = 600.0  # a Dataset with nothing to do is read again: its end may be missed
 
 
 class Readings:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import enum
 import logging
-import os
 from typing import Final
 
 from cachefs.core.mount_namespaces import (
@@ -18,7 +17,7 @@ from cachefs.core.mount_namespaces import (
     call_in,
     detach,
     namespaces,
-    open_root,
+    opened_root,
     sees_all,
 )
 from cachefs.core.mountinfo import Mount
@@ -50,35 +49,30 @@ class TreeMounts:
 
 
 def _look(tree: int) -> TreeShown:
-    if any(_shows(mount, tree) for one in namespaces() for mount in [*one.mounts, *_covers(one)]):
+    if any(
+        _shows(mount, tree) for one in namespaces() for mount in [*one.mounts, *one.mounts.covers]
+    ):
         return TreeShown.SOMEWHERE
     return TreeShown.NOWHERE if sees_all() else TreeShown.UNKNOWN
 
 
-def _covers(namespace: MountNamespace) -> tuple[Mount, ...]:
-    return namespace.mounts.covers
-
-
 def _shows(mount: Mount, tree: int) -> bool:
-    return f"{mount.root}/".find(f"/views/{tree:016x}/") >= 0
+    return f"/views/{tree:016x}/" in f"{mount.root}/"
 
 
 def _remove(tree: int) -> None:
     for _ in range(_ROUNDS):
         for namespace in namespaces():
-            for cover in reversed(_covers(namespace)):
+            for cover in reversed(namespace.mounts.covers):
                 if _shows(cover, tree):
                     _detach(namespace, cover)
 
 
 def _detach(namespace: MountNamespace, cover: Mount) -> None:
     def act(proc: int) -> None:
-        with contextlib.suppress(FileNotFoundError):  # gone by now
-            root = open_root(cover, proc)
-            try:
-                detach(root, proc)
-            finally:
-                os.close(root)
+        # The cover may be gone by now.
+        with contextlib.suppress(FileNotFoundError), opened_root(cover, proc) as root:
+            detach(root, proc)
 
     try:
         call_in(namespace, act)

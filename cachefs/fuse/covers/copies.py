@@ -10,7 +10,6 @@ over it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -23,7 +22,7 @@ from cachefs.core.mount_namespaces import (
     call_in,
     detach,
     namespaces,
-    open_root,
+    opened_root,
 )
 from cachefs.core.mountinfo import Mount, Mounts
 from cachefs.fuse.covers import mount_calls
@@ -75,7 +74,7 @@ def _binds(mounts: Mounts, cover: Mount) -> Iterator[Mount]:
 
 def _detach(namespace: MountNamespace, copy: Mount) -> bool:
     def act(proc: int) -> None:
-        with _opened(copy, proc) as root:
+        with opened_root(copy, proc) as root:
             detach(root, proc)
 
     return _try(namespace, copy, act)
@@ -87,7 +86,7 @@ def _replace(namespace: MountNamespace, bind: Mount, below: bytes, clone: Clone)
         return False
 
     def act(proc: int) -> None:
-        with _opened(bind, proc) as root:
+        with opened_root(bind, proc) as root:
             if _put(made, root):
                 detach(root, proc)
 
@@ -112,15 +111,6 @@ def _put(made: int, root: int) -> bool:
             raise
     mount_calls.attach(made, root)
     return False
-
-
-@contextlib.contextmanager
-def _opened(mount: Mount, proc: int) -> Iterator[int]:
-    root = open_root(mount, proc)
-    try:
-        yield root
-    finally:
-        os.close(root)
 
 
 def _try(namespace: MountNamespace, mount: Mount, act: Callable[[int], None]) -> bool:
