@@ -76,6 +76,7 @@ class Demo:
         header()
         readers.drop_kernel_caches(self.dataset, self.box.mountpoint)
         expect(self.read_mount("cachefs, frozen") == 0, "a frozen directory read from the origin")
+        readers.drop_kernel_caches(self.dataset, self.dataset.root)
         row(
             "the same files in a local directory",
             readers.from_directory(self.dataset, self.dataset.root),
