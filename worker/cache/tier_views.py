@@ -7,14 +7,16 @@ evicts or drops it. It is released after both are gone.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from worker.store import trees
+from worker.cache.tree_removals import TreeRemovals
+from worker.store import tree_removal, trees
 from worker.store.changes import PutView
 from worker.store.holds import Hold
 from worker.store.records import HELD_READ
+from worker.store.tree_removal import RemovedNames
 from worker.store.trees import Place
 from worker.store.view_page import ViewPage
 from worker.store.view_records import NameRecord, ViewRecord
@@ -29,6 +31,10 @@ RELEASE_AT_ONCE: Final = 2000
 T = TypeVar("T")
 
 
+def _ignore(removed: RemovedNames) -> None:
+    pass
+
+
 class TierViews:
     """See the module. All methods raise OSError; a view whose operation failed is applied again."""
 
@@ -40,6 +46,7 @@ class TierViews:
         self._contents = contents
         self._catalog = catalog
         self._one_change = contents.trees_change
+        self.removals = TreeRemovals(context.tasks, self)
 
     @property
     def in_service(self) -> bool:
@@ -81,7 +88,8 @@ class TierViews:
 
     async def open_top(self, view: int, path: Sequence[bytes] = ()) -> int:
         """Returns a descriptor (O_PATH) of a directory in a tree, which the caller closes."""
-        return await self._disk.call(trees.open_top, self._disk.directory, view, path)
+        directory = self._disk.directory
+        return await self._disk.call(trees.open_top, directory, view, path, discard=os.close)
 
     async def differs(self, page: ViewPage) -> bool:
         """Returns whether the tree shows something else than the page says."""
@@ -135,22 +143,22 @@ class TierViews:
         """Unlinks all names of a tree at once, so that its covers show nothing."""
         await self._until_left(self._empty(view))
 
-    async def remove(self, view: int) -> None:
-        """Removes a tree and its record, and releases its contents."""
-        await self._until_left(self._remove(view))
+    async def remove(self, view: int, note: Callable[[RemovedNames], None] = _ignore) -> None:
+        """Removes a tree and its record, and releases its contents, in batches, with a call of
+        `note` after each. Cancelled: the removal continues."""
+        if not self.in_service:
+            raise no_answer()
+        await self._until_left(self._remove(view, note))
 
-    async def _remove(self, view: int) -> None:
-        directory, writer = self._disk.directory, self._disk.writer
-        async with self._one_change:
-            batches = trees.remove(directory, writer, view)
-            released: list[bytes] = []
-            while True:  # contents are released while the next ones are removed
-                found, _ = await asyncio.gather(
-                    self._disk.threads.run(next, batches, None), self._release(released)
-                )
-                if found is None:
+    async def _remove(self, view: int, note: Callable[[RemovedNames], None]) -> None:
+        batches = tree_removal.remove(self._disk.directory, self._disk.writer, view)
+        while True:
+            async with self._one_change:
+                removed = await self._disk.threads.run(next, batches, None)
+                if removed is None:
                     return
-                released = found
+                await self._release(removed.contents)
+            note(removed)
 
     async def _empty(self, view: int) -> None:
         async with self._one_change:
@@ -174,18 +182,16 @@ class TierViews:
     async def _release(self, keys: Sequence[bytes]) -> None:
         """Returns contents to admission, or to the load job that holds them. Called while no other
         change of trees runs, which could hold them again."""
-        if not keys:
-            return
         index = self._disk.directory.index
-        now_s = self._context.wall_s()
         for start in range(0, len(keys), RELEASE_AT_ONCE):
             some = keys[start : start + RELEASE_AT_ONCE]
             records = await self._disk.threads.run(index.get_all, some)
-            for key, record in zip(some, records, strict=True):
-                hold = None
-                if record is not None and record.held_until_s:
-                    hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
-                self._contents.end_view(key, hold, now_s)
+            holds = {
+                key: Hold(record.held_until_s, bool(record.flags & HELD_READ))
+                for key, record in zip(some, records, strict=True)
+                if record is not None and record.held_until_s
+            }
+            self._contents.end_view(some, holds, self._context.wall_s())
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:

@@ -67,12 +67,12 @@ def make(tier: TierDirectory, writer: Writer, view: int, record: ViewRecord) -> 
     tier.note_views(has_views=True)
     writer.write([PutView(view, record)])
     with suppress(FileExistsError):
-        os.mkdir(_name(view), 0o700, dir_fd=tier.views_fd)
+        os.mkdir(name_in_tier(view), 0o700, dir_fd=tier.views_fd)
 
 
 def open_top(tier: TierDirectory, view: int, path: Sequence[bytes] = ()) -> int:
     """Returns a descriptor (O_PATH) of a directory in a tree. Raises OSError."""
-    with _opened(tier, view, path) as fd:
+    with opened(tier, view, path) as fd:
         return os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
 
 
@@ -80,7 +80,7 @@ def empty(tier: TierDirectory, view: int) -> None:
     """Unlinks all names of a tree, whose records stay. Its top stays, so that a cover of it is
     empty from then on; so do directories that are mount points. Raises OSError."""
     try:
-        with _opened(tier, view, ()) as fd:
+        with opened(tier, view, ()) as fd:
             _clear(fd)
     except FileNotFoundError:
         pass
@@ -98,44 +98,22 @@ def _clear(fd: int) -> None:
             _clear(below)
         finally:
             os.close(below)
-        try:
-            os.rmdir(name, dir_fd=fd)
-        except OSError as err:  # a user has mounted something on it, or below it
-            if err.errno not in (errno.EBUSY, errno.ENOTEMPTY):
-                raise
+        remove_directory(fd, name)
 
 
-def remove(tier: TierDirectory, writer: Writer, view: int) -> Iterator[list[bytes]]:
-    """Removes a tree, then its records; yields the contents that were in it, in batches. A start
-    removes empty directories that were busy. Raises OSError."""
-    empty(tier, view)
+def remove_directory(parent_fd: int, name: str | bytes) -> None:
+    """Removes an empty directory, but not one on which, or below which, a user has mounted
+    something. Raises OSError."""
     try:
-        os.rmdir(_name(view), dir_fd=tier.views_fd)
+        os.rmdir(name, dir_fd=parent_fd)
     except OSError as err:
-        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+        if err.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
             raise
-    head, attributes = view_key(view), _attributes_of(tier)
-    while names := _first(tier.index, head):
-        released: list[bytes] = []
-        for record in names.values():
-            _restore(tier, record, attributes, released)
-        writer.write([DropNames(names)])
-        yield released
-    writer.write([PutView(view, None)])
-    if not tier.index.views():
-        tier.note_views(has_views=False)
-
-
-def _first(index: Index, head: bytes) -> dict[bytes, NameRecord]:
-    """Returns the first names whose keys begin with `head`."""
-    return {
-        key: record for key, record in index.scan_names(head, NAMES_AT_ONCE) if key.startswith(head)
-    }
 
 
 def remove_unrecorded(tier: TierDirectory) -> None:
     """Removes trees without a record. Raises OSError."""
-    known = {_name(view) for view in tier.index.views()}
+    known = {name_in_tier(view) for view in tier.index.views()}
     for name in os.listdir(tier.views_fd):
         if name not in known:
             shutil.rmtree(name, dir_fd=tier.views_fd)
@@ -182,7 +160,7 @@ def apply(tier: TierDirectory, writer: Writer, page: ViewPage) -> Applied:
     complete = {key: one for key, one in page.names.items() if not one.content or key in cached}
     applied.missing = [key for key in page.names if key not in complete]
     gone, put = change(known, complete)
-    with _opened(tier, page.view, page.path) as fd:
+    with opened(tier, page.view, page.path) as fd:
         _remove(tier, writer, (page.view, page.ino), fd, gone, applied.released)
         head = directory_key(page.view, page.ino)
         if put:
@@ -200,7 +178,7 @@ def finish_directory(
     tier: TierDirectory, view: int, path: Sequence[bytes], record: NameRecord
 ) -> None:
     """Sets the attributes of a directory, whose names are complete. Raises OSError."""
-    with _opened(tier, view, path) as fd:
+    with opened(tier, view, path) as fd:
         os.fchown(fd, record.uid, record.gid)
         os.fchmod(fd, record.mode)
         os.utime(fd, ns=(record.mtime_ns, record.mtime_ns))
@@ -242,23 +220,24 @@ def _path(
 def withdraw(tier: TierDirectory, writer: Writer, places: Iterable[Place]) -> None:
     """Removes single names. Raises OSError."""
     for one in places:
-        with suppress(FileNotFoundError), _opened(tier, one.view, one.path) as fd:
+        with suppress(FileNotFoundError), opened(tier, one.view, one.path) as fd:
             os.unlink(name_of(one.key), dir_fd=fd)
-        _restore(tier, one.record, _attributes_of(tier), [])
+        restore(tier, one.record, attributes_of(tier))
         writer.write([DropNames([directory_key(one.view, one.ino) + one.key])])
 
 
 # ---- names ----
 
 
-def _name(view: int) -> str:
+def name_in_tier(view: int) -> str:
+    """Returns the name of a tree below `views/`."""
     return f"{view:016x}"
 
 
 @contextmanager
-def _opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[int]:
+def opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[int]:
     """Yields a descriptor of a directory of a tree."""
-    fd = os.open(_name(view), OPEN_DIRECTORY, dir_fd=tier.views_fd)
+    fd = os.open(name_in_tier(view), OPEN_DIRECTORY, dir_fd=tier.views_fd)
     try:
         for name in path:
             below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
@@ -269,7 +248,7 @@ def _opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[i
         os.close(fd)
 
 
-class _Attributes(NamedTuple):
+class Attributes(NamedTuple):
     """Of cache files that are in no tree."""
 
     uid: int
@@ -277,9 +256,9 @@ class _Attributes(NamedTuple):
     mode: int
 
 
-def _attributes_of(tier: TierDirectory) -> _Attributes:
+def attributes_of(tier: TierDirectory) -> Attributes:
     shared = os.fstat(tier.pub_fd).st_mode & _OF_GROUP  # the worker shares its files
-    return _Attributes(os.geteuid(), os.getegid(), FILE_MODE if shared else _PRIVATE_MODE)
+    return Attributes(os.geteuid(), os.getegid(), FILE_MODE if shared else _PRIVATE_MODE)
 
 
 class _CacheFile(NamedTuple):
@@ -354,23 +333,21 @@ def _set_attributes(name: bytes, fd: int, record: NameRecord, info: os.stat_resu
         os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
 
 
-def _restore(
-    tier: TierDirectory, record: NameRecord, attributes: _Attributes, released: list[bytes]
-) -> None:
+def restore(tier: TierDirectory, record: NameRecord, attributes: Attributes) -> None:
     """Gives a cache file that left a tree the attributes of others. It may stay readable for
     others, as the folder above is 0700: another chmod is a fifth of the time of a removal."""
-    if not record.content:
+    mode, others = record.mode, attributes.mode
+    is_own = (record.uid, record.gid) == (attributes.uid, attributes.gid)
+    has_mode = mode | _READ_BY_OTHERS == others | _READ_BY_OTHERS and mode & others == others
+    if not record.content or (is_own and has_mode):
         return
-    released.append(record.content)
     path = place(record.content.hex())
     with suppress(FileNotFoundError):
-        if (record.uid, record.gid) != (attributes.uid, attributes.gid):
+        if not is_own:
             os.chown(
                 path, attributes.uid, attributes.gid, dir_fd=tier.files_fd, follow_symlinks=False
             )
-        if record.mode | _READ_BY_OTHERS != attributes.mode | _READ_BY_OTHERS or (
-            record.mode & attributes.mode != attributes.mode
-        ):
+        if not has_mode:
             os.chmod(path, attributes.mode, dir_fd=tier.files_fd)
 
 
@@ -383,14 +360,16 @@ def _remove(
     released: list[bytes],
 ) -> None:
     """Removes names of a directory (view, ino) and all below them, then their records."""
-    attributes = _attributes_of(tier)
+    attributes = attributes_of(tier)
     for key, record in names.items():
         if record.kind == DIRECTORY:
             _remove_directory(tier, writer, (directory[0], record.ino), fd, name_of(key), released)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(name_of(key), dir_fd=fd)
-            _restore(tier, record, attributes, released)
+            restore(tier, record, attributes)
+            if record.content:
+                released.append(record.content)
     if names:
         head = directory_key(*directory)
         writer.write([DropNames([head + key for key in names])])

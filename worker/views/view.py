@@ -23,6 +23,7 @@ from cachefs.core.units import format_size
 from worker.runtime.tasks import within
 from worker.tier.admission import NoRoom
 from worker.views.build import Built, ViewPass
+from worker.views.choice import is_at_or_below
 from worker.views.covers import CoverPlace, Covers, pause
 from worker.views.pace import RebuildPace
 from worker.views.tree_mounts import TreeShown
@@ -253,6 +254,7 @@ class View:
         """Builds the tree, and lays covers if nothing has changed meanwhile."""
         if self.state is not ViewState.BUILDING:
             self._move(ViewEvent.DUE)
+        await self._until_former_trees_are_gone()
         changes = self._changes
         self._walk = walk = self._new_walk()
         try:
@@ -265,6 +267,16 @@ class View:
             self._postpone(ViewEvent.REFUSED, str(err))
         except (CacheFSError, OSError) as err:
             self._postpone(ViewEvent.FAILED, str(err))
+
+    async def _until_former_trees_are_gone(self) -> None:
+        """Waits for the removal of trees with the same contents, which it releases."""
+
+        def concerns(record: ViewRecord) -> bool:
+            return record.namespace == self.record.namespace and is_near(record.path, self.path)
+
+        self.reason = "a former tree is being removed"
+        await self.tier.views.removals.until_over(concerns)
+        self.reason = ""
 
     async def _apply(self, walk: TreeWalk) -> Built:
         views = self.tier.views
@@ -414,14 +426,19 @@ class View:
         self._woken.set()
 
     async def thaw(self) -> None:
-        """Removes the covers and the tree, and releases the contents. `run` has ended. Raises
-        OSError: call it again."""
+        """Removes the covers, and begins the removal of the tree, which releases the contents.
+        `run` has ended. Raises OSError: call it again."""
         await self.uncover("thaw")
         self.record = msgspec.structs.replace(self.record, thawed=True)
         await self.tier.views.put(self.number, self.record)
-        await self.tier.views.remove(self.number)
+        self.tier.views.removals.start(self.number, self.record, self._clocks.wall())
         if self.state is not ViewState.GONE:
             self._move(ViewEvent.THAWED)
+
+
+def is_near(path: bytes, other: bytes) -> bool:
+    """Returns whether one is the other, or below it."""
+    return is_at_or_below(path, other) or is_at_or_below(other, path)
 
 
 def new_number() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worker.store import trees
+from worker.store import tree_removal, trees
 from worker.store.changes import PutFile
 from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
@@ -20,7 +20,7 @@ from worker.store.writer import Writer
 
 VIEW = 7
 TOP = 100
-RECORD = ViewRecord(b"n" * 16, b"train", (os.geteuid(), os.getegid(), 0o644, 0o755))
+RECORD = ViewRecord(b"n" * 16, b"train", (os.geteuid(), os.getegid(), 0o644, 0o755), top=TOP)
 MTIME_NS = 1_600_000_000_123_456_789
 
 
@@ -127,7 +127,8 @@ def build(disk: Disk, pages: list[ViewPage]) -> None:
 
 def remove(disk: Disk) -> list[bytes]:
     """The contents that were in the tree."""
-    return sorted(key for batch in trees.remove(disk.tier, disk.writer, VIEW) for key in batch)
+    batches = tree_removal.remove(disk.tier, disk.writer, VIEW)
+    return sorted(key for batch in batches for key in batch.contents)
 
 
 def test_a_tree_shows_names_bytes_and_attributes(disk: Disk) -> None:
