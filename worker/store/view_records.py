@@ -103,7 +103,7 @@ def name_of(order_key: bytes) -> bytes:
 def name_record(inode: Inode, content: bytes, defaults: tuple[int, int, int, int]) -> NameRecord:
     """Returns the record of a name with the attributes that a mount with these defaults shows."""
     uid, gid, file_mode, dir_mode = defaults
-    kind = inode.kind.value
+    kind = int(inode.kind)  # a fifth of the time of `value`
     is_directory = kind == DIRECTORY
     mode = inode.mode & 0o7777 if inode.mode >= 0 else dir_mode if is_directory else file_mode
     return NameRecord(
