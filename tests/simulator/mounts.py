@@ -34,14 +34,19 @@ class Laid:
 @dataclass(eq=False, slots=True)
 class Mount:
     """What outlives the client. `position`: of the events that the mount was told of, before it has
-    any client: -1. `covers`: by their numbers."""
+    any client: -1. `covers`: by their numbers. `excused`: those that a client, whose server was
+    started again, is just removing when it is attached; it resolves no paths before."""
 
     host: WorkerHost
     mountpoint: str
     position: int = -1
     covers: dict[int, Laid] = field(default_factory=dict)
     is_there: bool = True
+    excused: set[int] = field(default_factory=set)
     client: Client | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host.id} {self.mountpoint}"
 
     def start(self) -> None:
         if self.is_there and (self.client is None or not self.client.process.is_alive):
@@ -56,10 +61,12 @@ class Mount:
         """No cover shows what the mount would not show, or bytes that are not here."""
         names = self.host.world.names
         assert names is not None
-        for laid in self.covers.values():
+        for number, laid in self.covers.items():
+            if number in self.excused:
+                continue
             shown = laid.tree.links
             if shown or not laid.tree.is_emptied:
-                names.check_shown(shown, laid.path, max(self.position, 0))
+                names.check_shown(str(self), shown, laid.path, max(self.position, 0))
             for file in shown.values():
                 pages = self.host.disk.pages.get(file.key, {})
                 assert len(pages) == file.pages, f"a cover shows a part of ino {file.ino}"
@@ -99,12 +106,16 @@ class Client:
             self.report(number, covered=True)
         session.to_server(lambda: session.views.attach(session))
 
+    def _busy_with(self) -> set[int]:
+        return {self._busy.view} if self._busy is not None else set()
+
     def _in_progress(self) -> set[int]:
         return {self._busy.view} if isinstance(self._busy, LayOrder) else set()
 
     def attached(self, position: int) -> None:
         """The kernel distrusts all names, and what is covered below the root with them."""
         mount = self.mount
+        mount.excused = {one for one in mount.covers if self._orders.has(one)} | self._busy_with()
         mount.told(position)
         for number, laid in [*mount.covers.items()]:
             if laid.path and self.random.random() < 0.5:

@@ -69,14 +69,14 @@ class Names:
             return Events(self.position, None)
         return Events(self.position, tuple(self._changed[request.after + 1 :]))
 
-    def check_shown(self, shown: Shown, path: bytes, position: int) -> None:
+    def check_shown(self, mount: str, shown: Shown, path: bytes, position: int) -> None:
         """A mount that was told of the events up to `position` shows each name as it was then, or
         as it became later."""
         some = [below(names, path) for names in self.versions[position:]]
         for name in {*shown, *(name for names in some for name in names)}:
             right = [names.get(name) for names in some]
             assert shown.get(name) in right, (
-                f"a cover of {path!r} shows {_ino(shown.get(name))} as {name!r}, but since event "
+                f"a cover of {mount} at {path!r} shows {_ino(shown.get(name))} as {name!r}, but since event "
                 f"{position} it is {[*map(_ino, right)]}"
             )
 

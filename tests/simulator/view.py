@@ -46,6 +46,8 @@ class SimView:
         self.state = ViewState.RESUMED if tree.cover else ViewState.BUILDING
         self.table = CoverTable[Session](uncertain=bool(tree.cover))
         self.is_resumed = not tree.cover  # the comparison after a start is over
+        # A client may still have, unread, what an earlier process sent.
+        self._is_inherited = bool(tree.cover)
         self.is_stopped = False
         self._is_busy = False
         self._changes = 0
@@ -108,9 +110,8 @@ class SimView:
         changes = self._changes
 
         def compared(differs: bool | None) -> None:
-            if self.state is not ViewState.RESUMED or self.is_stopped:
-                self._resumed()
-            elif differs is False and changes == self._changes:
+            as_before = self.state is ViewState.RESUMED and changes == self._changes
+            if differs is False and as_before and not self.is_stopped:
                 self._show_resumed()
             else:
                 self.give_up_resuming()
@@ -295,6 +296,7 @@ class SimView:
                 return self._postpone(ViewEvent.FAILED)
             self._is_busy = False
             self.number, self.table = number, CoverTable[Session]()
+            self._is_inherited = False
             self._valid_until_s = self.process.now_s + VALID_S
             self._move(ViewEvent.BUILT)
             self.node.server.world.counts.covered += 1
@@ -336,7 +338,7 @@ class SimView:
         host, tree = self.node.host, self.tree
         if not cleared:
             host.remove_covers(tree)
-        unsure = not cleared or host.is_shown(tree)
+        unsure = not cleared or self._is_inherited or host.is_shown(tree)
 
         def record() -> None:
             tree.cover, tree.is_unsure = 0, unsure
@@ -352,6 +354,7 @@ class SimView:
         self.process.after(self.node.disk_s, record)
 
     def _uncovered(self) -> None:
+        self._resumed()
         self._move(ViewEvent.UNCOVERED)
         self._due_s = self._pace.next_s(self.process.now_s)
         waiting, self._uncovering = self._uncovering or [], None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tests.simulator.cache import DISK_S
 from tests.simulator.history import MIB, PAUSE_S, History, sort_of, tell
 from tests.simulator.mounts import Mount
 from tests.simulator.names import Names, below
@@ -22,6 +23,9 @@ from worker.views.view_state import ViewState
 DIRECTORIES: Final = (b"", b"a", b"a/c", b"b")
 SIZES: Final = (1, 110_000, 110_000, MIB, 3 * MIB + 7)
 SOON_S: Final = 0.2
+TROUBLE_S: Final = 5.0
+FEW_READS: Final = 4.0
+MOST_S: Final = 60.0
 SETTLE_S: Final = 2000.0  # the longest pause, and what it takes then
 
 
@@ -38,6 +42,7 @@ class ViewHistory(History):
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         super().__init__(seed, tracing=tracing)
         self._next_ino = 1000
+        self._until_s += self.random.uniform(0.0, MOST_S)
         names = {
             (self.random.choice(DIRECTORIES) + b"/%d" % number).lstrip(b"/"): file
             for number, file in enumerate(self.files)
@@ -57,15 +62,19 @@ class ViewHistory(History):
     # ---- what happens ----
 
     def _steps(self) -> list[tuple[float, Callable[[], None]]]:
-        steps = super()._steps()
+        steps = [
+            (min(weight, FEW_READS), step)
+            for weight, step in super()._steps()
+            if step != self._lose_disk  # its mounts would be those of another machine
+        ]
         steps += [
-            (4, self._freeze), (2, self._thaw), (4, self._change), (1, self._free),
-            (1, self._mount), (0.5, self._unmount), (1, self._remove_cover),
+            (6, self._freeze), (2, self._thaw), (2, self._freeze_again), (4, self._change),
+            (1, self._free), (2, self._mount), (0.5, self._unmount), (1, self._remove_cover),
         ]  # fmt: skip
         if self.sort == "rough":
             steps += [
-                (1, self._crash_client), (1, self._stop_client), (2, self._crash_soon),
-                (0.2, self._blind),
+                (2, self._crash_client), (2, self._stop_client), (3, self._crash_soon),
+                (2, self._change_in_trouble), (0.2, self._blind),
             ]  # fmt: skip
         return steps
 
@@ -89,6 +98,15 @@ class ViewHistory(History):
             view = self.random.choice(node.views)
             self.world.say(f"{node.host.id} thaws {view.tree.path!r}")
             node.thaw(view)
+
+    def _freeze_again(self) -> None:
+        """While the former tree is being removed."""
+        node = self._node()
+        if node is not None and node.views:
+            view = self.random.choice(node.views)
+            path = self.random.choice([view.tree.path, *DIRECTORIES])
+            self.world.say(f"{node.host.id} thaws {view.tree.path!r}, freezes {path!r}")
+            node.thaw(view, lambda: node.freeze(path))
 
     def _free(self) -> None:
         node, path = self._node(), self.random.choice(DIRECTORIES)
@@ -157,13 +175,26 @@ class ViewHistory(History):
         if mount is not None and mount.client is not None:
             for_s = self.random.choice([0.5, 4.0, 15.0])
             self.world.fault(f"a client of {mount.host.id} is stopped for {for_s} s")
-            mount.client.process.resumes_s = self.world.schedule.now_s + for_s
+            process = mount.client.process
+            process.resumes_s = max(process.resumes_s, self.world.schedule.now_s + for_s)
 
     def _blind(self) -> None:
         host = self._host()
         if host is not None:
             self.world.fault(f"the worker of {host.id} cannot see mounts")
             host.is_blind = True
+
+    def _change_in_trouble(self) -> None:
+        """A client is not there, or does not answer, when a change comes; its worker dies then."""
+        mount = self._some_mount()
+        if mount is None:
+            return
+        self.random.choice([self._stop_client, self._crash_client])()
+        self._change()
+        if self.random.random() < 0.5:
+            after, host = self.world.schedule.after, mount.host
+            after(self.random.uniform(0.0, TROUBLE_S), host.crash)
+            after(TROUBLE_S + self.random.uniform(0.0, 2.0), host.start)
 
     def _crash_soon(self) -> None:
         """A worker dies in the middle of something, and is there again soon."""
@@ -183,6 +214,8 @@ class ViewHistory(History):
         world = self.world
         if self.sort != "calm":
             self._mend()
+        for host in world.hosts.values():
+            host.disk.answer_s = DISK_S
         until_s = world.schedule.now_s + SETTLE_S
         while not self._is_settled() and world.schedule.now_s < until_s:
             world.schedule.run(world.schedule.now_s + PAUSE_S)

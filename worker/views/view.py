@@ -233,7 +233,7 @@ class View:
                 await self._show_resumed(walk)
         except (CacheFSError, OSError) as err:
             self.reason = str(err)
-        if self.state is ViewState.RESUMED:
+        if self.state is not ViewState.READY:  # also if an event has begun to uncover it
             await self.give_up_resuming()
         self.resumed.set()
 
@@ -418,6 +418,7 @@ class View:
 
     def _uncovered(self, reason: str) -> None:
         self._uncovering = None
+        self.resumed.set()
         self.covers.close()
         self._note_covered()
         self.uncovers[reason] = self.uncovers.get(reason, 0) + 1
