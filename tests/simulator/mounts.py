@@ -34,8 +34,9 @@ class Laid:
 @dataclass(eq=False, slots=True)
 class Mount:
     """What outlives the client. `position`: of the events that the mount was told of, before it has
-    any client: -1. `covers`: by their numbers. `excused`: those that a client, whose server was
-    started again, is just removing when it is attached; it resolves no paths before."""
+    any client: -1. `covers`: by their numbers. `excused`: those that an earlier worker laid, and
+    that this one could not have removed in time: before it is attached, a client resolves no path.
+    """
 
     host: WorkerHost
     mountpoint: str
@@ -106,16 +107,13 @@ class Client:
             self.report(number, covered=True)
         session.to_server(lambda: session.views.attach(session))
 
-    def _busy_with(self) -> set[int]:
-        return {self._busy.view} if self._busy is not None else set()
-
     def _in_progress(self) -> set[int]:
         return {self._busy.view} if isinstance(self._busy, LayOrder) else set()
 
-    def attached(self, position: int) -> None:
+    def attached(self, position: int, excused: set[int]) -> None:
         """The kernel distrusts all names, and what is covered below the root with them."""
         mount = self.mount
-        mount.excused = {one for one in mount.covers if self._orders.has(one)} | self._busy_with()
+        mount.excused = excused
         mount.told(position)
         for number, laid in [*mount.covers.items()]:
             if laid.path and self.random.random() < 0.5:
@@ -250,8 +248,8 @@ class Session:
 
         self._schedule.at(due_s, call, process)
 
-    def send_attached(self, position: int) -> None:
-        self.to_client(lambda: self.client.attached(position))
+    def send_attached(self, position: int, excused: set[int]) -> None:
+        self.to_client(lambda: self.client.attached(position, excused))
 
     def send_told(self, position: int) -> None:
         self.to_client(lambda: self.client.mount.told(position))

@@ -75,8 +75,9 @@ class Names:
         some = [below(names, path) for names in self.versions[position:]]
         for name in {*shown, *(name for names in some for name in names)}:
             right = [names.get(name) for names in some]
+            found = _ino(shown.get(name))
             assert shown.get(name) in right, (
-                f"a cover of {mount} at {path!r} shows {_ino(shown.get(name))} as {name!r}, but since event "
+                f"a cover of {mount} at {path!r} shows {found} as {name!r}, but since event "
                 f"{position} it is {[*map(_ino, right)]}"
             )
 

@@ -46,8 +46,8 @@ class SimView:
         self.state = ViewState.RESUMED if tree.cover else ViewState.BUILDING
         self.table = CoverTable[Session](uncertain=bool(tree.cover))
         self.is_resumed = not tree.cover  # the comparison after a start is over
-        # A client may still have, unread, what an earlier process sent.
-        self._is_inherited = bool(tree.cover)
+        self.has_given_up = False  # mounts use the names, though some may still be covered
+        self._inherited = tree.cover
         self.is_stopped = False
         self._is_busy = False
         self._changes = 0
@@ -56,6 +56,11 @@ class SimView:
         self._due_s = self._lay_s = self._valid_until_s = 0.0
         self._sessions: list[Session] = []
         self._uncovering: list[Then] | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """A client may still have, unread, what an earlier process sent."""
+        return bool(self._inherited) and self.number == self._inherited
 
     def touched_by(self, changed: Collection[bytes] | None) -> bool:
         return changed is None or any(is_at_or_below(path, self.tree.path) for path in changed)
@@ -121,7 +126,11 @@ class SimView:
     def give_up_resuming(self) -> None:
         """It is uncovered, but mounts wait no longer for that than so."""
         self.uncover("restart", self._resumed)
-        self.process.after(RESUME_UNCOVER_S, self._resumed)
+        self.process.after(RESUME_UNCOVER_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._resumed()
+        self.has_given_up = self._uncovering is not None
 
     def _resumed(self) -> None:
         self.is_resumed = True
@@ -296,7 +305,6 @@ class SimView:
                 return self._postpone(ViewEvent.FAILED)
             self._is_busy = False
             self.number, self.table = number, CoverTable[Session]()
-            self._is_inherited = False
             self._valid_until_s = self.process.now_s + VALID_S
             self._move(ViewEvent.BUILT)
             self.node.server.world.counts.covered += 1
@@ -338,7 +346,7 @@ class SimView:
         host, tree = self.node.host, self.tree
         if not cleared:
             host.remove_covers(tree)
-        unsure = not cleared or self._is_inherited or host.is_shown(tree)
+        unsure = not cleared or self.is_inherited or host.is_shown(tree)
 
         def record() -> None:
             tree.cover, tree.is_unsure = 0, unsure
@@ -355,6 +363,7 @@ class SimView:
 
     def _uncovered(self) -> None:
         self._resumed()
+        self.has_given_up = False
         self._move(ViewEvent.UNCOVERED)
         self._due_s = self._pace.next_s(self.process.now_s)
         waiting, self._uncovering = self._uncovering or [], None

@@ -25,7 +25,7 @@ SIZES: Final = (1, 110_000, 110_000, MIB, 3 * MIB + 7)
 SOON_S: Final = 0.2
 TROUBLE_S: Final = 5.0
 FEW_READS: Final = 4.0
-MOST_S: Final = 60.0
+MOST_S: Final = 30.0
 SETTLE_S: Final = 2000.0  # the longest pause, and what it takes then
 
 
@@ -68,8 +68,9 @@ class ViewHistory(History):
             if step != self._lose_disk  # its mounts would be those of another machine
         ]
         steps += [
-            (6, self._freeze), (2, self._thaw), (2, self._freeze_again), (4, self._change),
-            (1, self._free), (2, self._mount), (0.5, self._unmount), (1, self._remove_cover),
+            (6, self._freeze), (2, self._thaw), (2, self._freeze_again), (1, self._cover),
+            (4, self._change), (1, self._free), (2, self._mount), (0.5, self._unmount),
+            (1, self._remove_cover),
         ]  # fmt: skip
         if self.sort == "rough":
             steps += [
@@ -107,6 +108,13 @@ class ViewHistory(History):
             path = self.random.choice([view.tree.path, *DIRECTORIES])
             self.world.say(f"{node.host.id} thaws {view.tree.path!r}, freezes {path!r}")
             node.thaw(view, lambda: node.freeze(path))
+
+    def _cover(self) -> None:
+        """As a policy has it: nothing is loaded, and other data takes its room."""
+        node, path = self._node(), self.random.choice(DIRECTORIES)
+        if node is not None:
+            self.world.say(f"a policy covers {path!r} at {node.host.id}")
+            node.freeze(path, "auto")
 
     def _free(self) -> None:
         node, path = self._node(), self.random.choice(DIRECTORIES)

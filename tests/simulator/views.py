@@ -129,7 +129,8 @@ class NodeViews:
         if not session.is_open or session not in self.sessions:
             return
         self.attached.append(session)
-        session.send_attached(self.position)
+        excused = {view.number for view in self.views if view.has_given_up}
+        session.send_attached(self.position, excused)
         for view in self.views:
             view.add(session)
 
@@ -153,9 +154,10 @@ class NodeViews:
 
     def freeze(self, path: bytes, policy: str = "") -> None:
         """In place of those below it, and of those that a policy made."""
-        if any(is_at_or_below(path, view.tree.path) for view in self.views if not view.tree.policy):
-            return
         near = [view for view in self.views if is_near(view.tree.path, path)]
+        frozen = [view.tree.path for view in near if not view.tree.policy]
+        if any(policy or is_at_or_below(path, one) for one in frozen):
+            return
 
         def make() -> None:
             if any(is_near(view.tree.path, path) for view in self.views):
@@ -190,6 +192,12 @@ class NodeViews:
             then()
 
         view.uncover("thaw", lambda: self.process.after(self.disk_s, record))
+
+    def give_way(self) -> None:
+        """What a policy made leaves room for other data."""
+        made = [view for view in self.views if view.tree.policy and not view.is_stopped]
+        if made:
+            self.thaw(min(made, key=lambda view: view.tree.path))
 
     def free(self, path: bytes) -> None:
         """Drops what is cached of the names below a path."""

@@ -399,6 +399,8 @@ class WorkerServer:
             cache.put(file, page, value, self.process.now_s)
             cache.check_invariants()
 
+        if not keys and self.views is not None:
+            self.views.give_way()
         if keys:
             self._is_making_room = True
             request = c.PermitEviction(NAMESPACE, keys)

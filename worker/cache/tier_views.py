@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from worker.cache.tree_removals import TreeRemovals
 from worker.store import tree_removal, trees
 from worker.store.changes import PutView
@@ -82,6 +84,32 @@ class TierViews:
         directory, writer = self._disk.directory, self._disk.writer
         await self._disk.call(trees.make, directory, writer, view, record)
 
+    async def replace(
+        self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
+    ) -> None:
+        """Begins another tree, in place of one that is removed from now on. Cancelled: continues, as
+        `thaw` does."""
+        await self._until_left(self._replace(former, former_record, view, record))
+
+    async def _replace(
+        self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
+    ) -> None:
+        directory, writer = self._disk.directory, self._disk.writer
+        thawed = former, msgspec.structs.replace(former_record, thawed=True)
+        async with self._one_change:
+            await self._disk.threads.run(trees.replace, directory, writer, thawed, view, record)
+            self.removals.start(*thawed, self._context.wall_s())
+
+    async def thaw(self, view: int, record: ViewRecord) -> None:
+        """Records that a view is thawed, and begins the removal of its tree."""
+        await self._until_left(self._thaw(view, record))
+
+    async def _thaw(self, view: int, record: ViewRecord) -> None:
+        change = PutView(view, record)
+        async with self._one_change:
+            await self._disk.threads.run(self._disk.writer.write, [change])
+            self.removals.start(view, record, self._context.wall_s())
+
     async def put(self, view: int, record: ViewRecord) -> None:
         """Replaces the record of a view; returns once that is committed."""
         await self._disk.call(self._disk.writer.write, [PutView(view, record)])
@@ -107,8 +135,12 @@ class TierViews:
         # The fences first: who drops a content fences it, then waits for this lock.
         async with self._catalog.fenced(keys), self._one_change:
             new = self._contents.hold_for_view(keys)
+            # One that gets its first record meanwhile is not held, so it is not shown either.
+            not_held = frozenset(key for key in keys if key not in self._contents.order)
             try:
-                applied = await self._disk.threads.run(trees.apply, directory, writer, page)
+                applied = await self._disk.threads.run(
+                    trees.apply, directory, writer, page, not_held
+                )
             except OSError:
                 await self._release_unrecorded(page, new)
                 raise

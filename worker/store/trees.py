@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -66,6 +66,20 @@ def make(tier: TierDirectory, writer: Writer, view: int, record: ViewRecord) -> 
     """Records a view, then makes its empty tree. Idempotent. Raises OSError."""
     tier.note_views(has_views=True)
     writer.write([PutView(view, record)])
+    with suppress(FileExistsError):
+        os.mkdir(name_in_tier(view), 0o700, dir_fd=tier.views_fd)
+
+
+def replace(
+    tier: TierDirectory,
+    writer: Writer,
+    former: tuple[int, ViewRecord],
+    view: int,
+    record: ViewRecord,
+) -> None:
+    """Records another view in place of a former one, whose record says that it is thawed, and makes
+    its empty tree. Raises OSError."""
+    writer.write([PutView(view, record), PutView(*former)])
     with suppress(FileExistsError):
         os.mkdir(name_in_tier(view), 0o700, dir_fd=tier.views_fd)
 
@@ -151,12 +165,14 @@ def differs(tier: TierDirectory, page: ViewPage) -> bool:
     return tier.index.names(page.view, page.ino, page.after, page.upto) != page.names
 
 
-def apply(tier: TierDirectory, writer: Writer, page: ViewPage) -> Applied:
-    """Makes a part of a directory show what the page says, but for files that are not complete.
-    Raises OSError."""
+def apply(
+    tier: TierDirectory, writer: Writer, page: ViewPage, not_held: Collection[bytes] = ()
+) -> Applied:
+    """Makes a part of a directory show what the page says, but for files that are not complete,
+    and for contents that the caller could not hold. Raises OSError."""
     applied = Applied()
     known = tier.index.names(page.view, page.ino, page.after, page.upto)
-    cached = _cached(tier, page.names)
+    cached = _cached(tier, page.names, not_held)
     complete = {key: one for key, one in page.names.items() if not one.content or key in cached}
     applied.missing = [key for key in page.names if key not in complete]
     gone, put = change(known, complete)
@@ -265,9 +281,15 @@ def attributes_of(tier: TierDirectory) -> Attributes:
 _CacheFile = tuple[str, os.stat_result]  # its path below `files/`; a plain tuple is made faster
 
 
-def _cached(tier: TierDirectory, names: Mapping[bytes, NameRecord]) -> dict[bytes, _CacheFile]:
-    """Returns the files with bytes that are complete, trusted and here."""
-    files = [(key, record) for key, record in names.items() if record.content]
+def _cached(
+    tier: TierDirectory, names: Mapping[bytes, NameRecord], not_held: Collection[bytes]
+) -> dict[bytes, _CacheFile]:
+    """Returns the files with bytes that are complete, trusted, held and here."""
+    files = [
+        (key, record)
+        for key, record in names.items()
+        if record.content and record.content not in not_held
+    ]
     records = tier.index.get_all([record.content for _, record in files])
     header, files_fd = tier.header, tier.files_fd
     found: dict[bytes, _CacheFile] = {}

@@ -91,7 +91,8 @@ class View:
         self._lay_s = 0.0  # when mounts without a cover are tried again
         self._woken = asyncio.Event()
         self._uncovering: asyncio.Task[None] | None = None
-        self._unsure = False  # a mount may show the tree, although its covers were removed
+        # A client that did not answer may still find, unread, what an earlier process sent.
+        self._is_inherited = bool(record.cover)
 
     # ---- what others see ----
 
@@ -283,7 +284,7 @@ class View:
         if not views.is_ready:
             raise OSError("the tier is out of service, or is being started")
         top = (await walk.find_top()).ino
-        if self._unsure or self.record.top not in (0, top):
+        if self.record.unsure or self.record.top not in (0, top):
             await self._replace_tree()
             walk.view = self.number
         # From now on no start takes the tree for a complete one.
@@ -303,9 +304,10 @@ class View:
     async def _replace_tree(self) -> None:
         """Begins another tree: a mount may still show the one before, or that one is of another
         directory, which was replaced."""
-        await self.tier.views.remove(self.number)
-        self.number = new_number()
-        self._unsure = False
+        former, former_record, self.number = self.number, self.record, new_number()
+        self.record = msgspec.structs.replace(self.record, cover=0, top=0, unsure=False)
+        await self.tier.views.replace(former, former_record, self.number, self.record)
+        await self._until_former_trees_are_gone()
 
     async def _finish(self, walk: TreeWalk, built: Built, changes: int) -> None:
         if walk.valid_until_s <= self._clocks.monotonic():
@@ -316,6 +318,7 @@ class View:
             return self._postpone(ViewEvent.FAILED, "it changed while it was built")
         self.covers.close()
         self.covers = Covers(number)
+        self._is_inherited = False
         await self._show(walk)
         if changes != self._changes:
             return self._postpone(ViewEvent.FAILED, "it changed while it was built")
@@ -404,12 +407,14 @@ class View:
             log.warning("a client has not removed its cover of %s", shown(self.path))
             await self.mounts.remove(self.number)
         # A user may have made a bind mount of the covered directory.
-        self._unsure = not cleared or await self.mounts.look(self.number) is TreeShown.SOMEWHERE
+        is_shown = await self.mounts.look(self.number) is TreeShown.SOMEWHERE
+        unsure = not cleared or self._is_inherited or is_shown
+        self.record = msgspec.structs.replace(self.record, cover=0, unsure=unsure)
         try:
-            if self._unsure:
-                await self.tier.views.empty(self.number)
-            self.record = msgspec.structs.replace(self.record, cover=0)
+            # First: no start may take a tree that was emptied for a complete one.
             await self.tier.views.put(self.number, self.record)
+            if unsure:
+                await self.tier.views.empty(self.number)
         except OSError as err:
             log.warning("the view of %s: %s", shown(self.path), err.strerror or err)
 
@@ -431,8 +436,7 @@ class View:
         `run` has ended. Raises OSError: call it again."""
         await self.uncover("thaw")
         self.record = msgspec.structs.replace(self.record, thawed=True)
-        await self.tier.views.put(self.number, self.record)
-        self.tier.views.removals.start(self.number, self.record, self._clocks.wall())
+        await self.tier.views.thaw(self.number, self.record)
         if self.state is not ViewState.GONE:
             self._move(ViewEvent.THAWED)
 
