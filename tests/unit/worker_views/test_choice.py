@@ -10,8 +10,11 @@ from cachefs.core.policies import AUTO, NATIVE, NEVER, above
 from worker.views.choice import (
     LEAST_FILES,
     LEAST_PAUSE_S,
+    MOST_DIRECTORIES,
     MOST_MEAN_BYTES,
     MOST_PAUSE_S,
+    MOST_REST_S,
+    RECENT_S,
     Counts,
     Pauses,
     QuietTimes,
@@ -22,6 +25,7 @@ from worker.views.choice import (
     gives_way,
     is_at_or_below,
     is_below,
+    too_wide,
 )
 
 
@@ -119,7 +123,47 @@ def test_a_directory_must_look_the_same_for_a_while() -> None:
     quiet.note([first._replace(mark=(1000, 5, 8))], 50.0)
     assert quiet.for_s(b"a", 55.0) == 5.0
     quiet.note([], 60.0)
-    assert not quiet.is_waiting
+    quiet.note([first], 70.0)
+    assert quiet.for_s(b"a", 75.0) == 5.0
+
+
+def test_auto_begins_with_a_use_and_native_without() -> None:
+    counts = counted({b"a": LEAST_FILES})
+    counts.count(b"a", 9_000_000, 100, [False], used_s=5000)
+    for policy in (AUTO, NATIVE):
+        (one,) = candidates(
+            counts.totals(), ViewPolicies({b"": policy}), shown=(), is_paused=Pauses().__contains__
+        )
+        assert (one.path, one.used_s) == (b"", 5000)
+        assert one.is_wanted(5000 + RECENT_S)
+        assert one.is_wanted(5001 + RECENT_S) == (policy == NATIVE)
+
+
+def wide(directories: int) -> Counts:
+    """Two directories, one of them with many below it, of a file each, and enough files itself."""
+    files = {b"a/%d" % number: 1 for number in range(directories - 1)}
+    return counted({**files, b"a": LEAST_FILES, b"b": LEAST_FILES})
+
+
+def test_auto_covers_no_more_directories_than_the_kernel_watches_for_it() -> None:
+    for extra, covered, refused in ((0, [b"a", b"b"], [b""]), (1, [b"b"], [b""])):
+        counts = wide(MOST_DIRECTORIES + extra)
+        said = {b"": AUTO}
+        assert chosen(counts, said) == covered
+        assert too_wide(counts.totals(), ViewPolicies(said), ()) == refused
+        assert chosen(counts, {b"": NATIVE}) == [b""]
+        assert too_wide(counts.totals(), ViewPolicies({b"": NATIVE}), ()) == []
+        assert too_wide(counts.totals(), ViewPolicies(said), (b"",)) == []
+    assert too_wide(counts.totals(), ViewPolicies({b"": NEVER, b"a": AUTO}), ()) == [b"a"]
+
+
+def test_views_that_are_not_used_rest_for_a_shorter_time() -> None:
+    rests = Pauses(MOST_REST_S)
+    for turn in range(10):
+        rests.grow(b"a", 300.0 * turn)
+    assert not rests.expire(2700.0 + MOST_REST_S - 1)
+    assert rests.expire(2700.0 + MOST_REST_S + 1)
+    assert b"a" not in rests
 
 
 VIEWS = [YieldingView(0, 500.0), YieldingView(1, 100.0)]
@@ -128,13 +172,13 @@ VIEWS = [YieldingView(0, 500.0), YieldingView(1, 100.0)]
 @pytest.mark.parametrize(
     ("replaces", "oldest_use_s", "now_s", "gone"),
     [
-        (False, 0.0, 3699.0, None),  # it may be in use for all that is known
+        (False, 0.0, 3699.0, None),  # it was not idle for long enough
         (False, 0.0, 3700.0, 1),
         (True, 99.0, 600.0, None),  # others were unused for longer
         (True, 100.0, 600.0, 1),
     ],
 )
-def test_a_view_gives_way_as_data_would_whose_last_use_was_its_cover(
+def test_a_view_gives_way_as_data_with_its_last_use_would(
     replaces: bool, oldest_use_s: float, now_s: float, gone: int | None
 ) -> None:
     found = gives_way(
