@@ -347,7 +347,7 @@ def test_a_load_takes_the_room_of_views(tmp_path: Path) -> None:
 
 
 def test_a_cover_without_use_goes_without_a_request(tmp_path: Path) -> None:
-    """[S-views-fresh] Its names are not requested from the origin; it is covered again after a
+    """[S-views-unused] Its names are not requested from the origin; it is covered again after a
     use, and after the pause."""
 
     async def script() -> None:
