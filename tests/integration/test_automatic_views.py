@@ -65,9 +65,11 @@ class Rig:
 
     async def read(self, path: bytes) -> None:
         """Opens every file below a path, as readers do."""
-        async for batch in self.one.master.walk(1):
-            for name, inode in batch:
-                if name.startswith(path) and inode.kind is Kind.FILE:
+        top = (await self.one.master.resolve(path)).inode
+        assert top is not None
+        async for batch in self.one.master.walk(top.ino):
+            for _, inode in batch:
+                if inode.kind is Kind.FILE:
                     grant = await self.one.cache.open(self.one.namespace, inode.ino)
                     if grant.fd is not None:
                         os.close(grant.fd)
@@ -168,6 +170,21 @@ def test_auto_is_the_default(tmp_path: Path) -> None:
             await it.policy(b"", "never")
             assert await it.covered(b"") == []
             assert it.one.views.table(it.one.namespace).views == []
+            await it.check()
+
+    run(script())
+
+
+def test_what_was_never_listed_is_not_listed_for_it(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with rig(tmp_path, origin, at_root="") as it:
+            await it.read(b"train/a")
+            calls = origin.calls["list_dir"]
+            assert await it.covered(b"train/a") == [b"train/a"]
+            assert origin.calls["list_dir"] == calls
+            await it.read(b"train/b")
+            assert await it.covered(b"train/b") == [b"train"]
             await it.check()
 
     run(script())
@@ -357,7 +374,7 @@ def test_a_cover_without_use_goes_without_a_request(tmp_path: Path) -> None:
             assert await it.covered(b"train") == [b"train"]
             calls = origin.calls.copy()
             await it.compare(b"train")  # those were uses
-            assert origin.calls["list"] > calls["list"]
+            assert origin.calls["list_dir"] > calls["list_dir"]
             calls = origin.calls.copy()
             view = await it.compare(b"train")
             assert (view.uncovers, view.is_unused) == ({"unused": 1}, True)
@@ -431,9 +448,9 @@ def test_after_a_start_a_cover_counts_as_used_once(tmp_path: Path) -> None:
             it = Rig(one, await one.mount("/m", kept), time)
             await one.covered(b"train")
             assert it.mount.laid == 0
-            calls = origin.calls["list"]
+            calls = origin.calls["list_dir"]
             assert (await it.compare(b"train")).uncovers == {}
-            assert origin.calls["list"] > calls
+            assert origin.calls["list_dir"] > calls
             assert (await it.compare(b"train")).uncovers == {"unused": 1}
 
     run(script())

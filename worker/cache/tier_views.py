@@ -159,6 +159,7 @@ class TierViews:
 
     async def _remove(self, view: int, last_use_s: float | None) -> None:
         directory, writer = self._disk.directory, self._disk.writer
+        await self._disk.threads.run(directory.tree_watches.forget, view)
         async with self._one_change:
             batches = trees.remove(directory, writer, view)
             released: list[bytes] = []

@@ -56,9 +56,9 @@ class TreeWatches:
     def watch(self, views_fd: int, index: Index, view: int, most: int) -> None:
         """Watches all directories of a tree from now on. Raises CannotWatch, for one with more than
         `most` too; OSError."""
+        self.forget(view)
+        paths = _directories(index, view, most)  # takes long in a large tree
         with self._lock:
-            self._forget(view)
-            paths = _directories(index, view, most)
             room = _room() - sum(map(len, self._trees.values()))
             if len(paths) > room:
                 raise CannotWatch(

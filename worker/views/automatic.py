@@ -251,7 +251,8 @@ class AutomaticViews:
         if seen == known.seen or not is_enough:
             return
         known.seen = seen
-        totals = await survey(service, policies.wanted, [one.order for one in tiers])
+        orders = [one.order for one in tiers]
+        totals = await survey(service, policies.wanted, orders, policies.least_files)
         known.refused = self._refused(totals, policies, namespace)
         shown = [(view.path, view.record.policy) for view in self._shown(namespace)]
         found = candidates(totals, policies, shown=shown, is_paused=known.is_paused)

@@ -10,7 +10,7 @@ view finds what it did not see.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cachefs.core.policies import AUTO, NATIVE, NEVER, above
@@ -31,8 +31,9 @@ MOST_PACES: Final = 1024
 
 @dataclass(slots=True)
 class FileCounts:
-    """The files of a directory. `missing`: by tier. `directories`: those that have files. `mark`
-    changes with any of the files. `used_s`: the last known use of one (wall clock; 0: none)."""
+    """The files of a directory. `missing`: by tier. `directories`: itself, and those below that
+    have files. `mark` changes with any of the files. `used_s`: the last known use of one (wall
+    clock; 0: none)."""
 
     missing: list[int]
     files: int = 0
@@ -56,12 +57,16 @@ class FileCounts:
         return next((tier for tier, count in enumerate(self.missing) if not count), None)
 
 
-@dataclass(slots=True)
 class Counts:
-    """The counts of the directories' own files, by path."""
+    """The counts of directories with all below them, in the order of a walk: all below a directory
+    comes together. Of those that are complete in no tier, or have fewer files than `least_files`,
+    nothing is kept, as there may be millions."""
 
-    tiers: int
-    own: dict[bytes, FileCounts] = field(default_factory=dict)
+    def __init__(self, tiers: int, least_files: int) -> None:
+        self._tiers = tiers
+        self._least_files = least_files
+        self._open: list[tuple[bytes, FileCounts]] = []  # a directory and some above it
+        self._found: dict[bytes, FileCounts] = {}
 
     def count(
         self,
@@ -72,9 +77,7 @@ class Counts:
         used_s: int = 0,
     ) -> None:
         """Counts one file."""
-        counted = self.own.get(directory)
-        if counted is None:
-            counted = self.own[directory] = FileCounts([0] * self.tiers, directories=1)
+        counted = self._at(directory)
         counted.files += 1
         counted.used_s = max(counted.used_s, used_s)
         counted.size_bytes += size_bytes
@@ -82,15 +85,40 @@ class Counts:
         for tier, is_missing in enumerate(missing):
             counted.missing[tier] += is_missing
 
+    def count_unlisted(self, directory: bytes) -> None:
+        """Counts a directory that was never listed: it lacks files in all tiers."""
+        counted = self._at(directory)
+        for tier in range(self._tiers):
+            counted.missing[tier] += 1
+
+    def _at(self, directory: bytes) -> FileCounts:
+        """Returns the counts of a directory's own files, after it has ended others."""
+        while self._open and not is_at_or_below(directory, self._open[-1][0]):
+            self._end()
+        if not self._open or self._open[-1][0] != directory:
+            top = self._open[-1][0] if self._open else None
+            below = [path for path in above(directory) if path != top and _is_under(path, top)]
+            self._open += [
+                (path, FileCounts([0] * self._tiers, directories=1)) for path in reversed(below)
+            ]
+        return self._open[-1][1]
+
+    def _end(self) -> None:
+        path, counted = self._open.pop()
+        if self._open:
+            self._open[-1][1].add(counted)
+        if counted.tier is not None and counted.files >= self._least_files:
+            self._found[path] = counted
+
     def totals(self) -> dict[bytes, FileCounts]:
-        """Returns the counts of each directory with all below it."""
-        found: dict[bytes, FileCounts] = {}
-        for directory, counted in self.own.items():
-            for path in above(directory):
-                if path not in found:
-                    found[path] = FileCounts([0] * self.tiers)
-                found[path].add(counted)
-        return found
+        """Returns what was kept. The counts are over."""
+        while self._open:
+            self._end()
+        return self._found
+
+
+def _is_under(path: bytes, top: bytes | None) -> bool:
+    return top is None or is_below(path, top)
 
 
 # ---- what is covered -----------------------------------------------------------------------------

@@ -21,19 +21,26 @@ class KnownContents(Protocol):
 
 
 async def survey(
-    service: MetadataService, tops: Sequence[bytes], tiers: Sequence[KnownContents]
+    service: MetadataService,
+    tops: Sequence[bytes],
+    tiers: Sequence[KnownContents],
+    least_files: int,
 ) -> dict[bytes, FileCounts]:
-    """Returns the counts of each directory at and below `tops`, with all below it. Raises the
-    errors of the namespace."""
-    counts = Counts(len(tiers))
+    """Returns the counts of each directory at and below `tops`, with all below it, that has so many
+    files and is complete in a tier. Raises the errors of the namespace."""
+    counts = Counts(len(tiers), least_files)
     for top in tops:
         inode = (await service.resolve(top)).inode
         if inode is None or inode.kind is not Kind.DIRECTORY:
             continue
-        async for batch in service.known_files(inode.ino):
+        async for batch in service.known_files(inode.ino, shows_unlisted=True):
             for path, one in batch:
+                directory = path.rpartition(b"/")[0]
+                if one.kind is Kind.DIRECTORY:
+                    counts.count_unlisted(directory)
+                    continue
                 missing, used_s = _looked_up(service.namespace, one, tiers)
-                counts.count(path.rpartition(b"/")[0], one.ino, one.size, missing, used_s)
+                counts.count(directory, one.ino, one.size, missing, used_s)
             await asyncio.sleep(0)  # the loop serves others
     return counts.totals()
 

@@ -33,8 +33,8 @@ def counted(
     files: dict[bytes, int], *, missing: tuple[bytes, ...] = (), size_bytes: int = 100
 ) -> Counts:
     """`files`: the number by directory. `missing`: the directories of which tier 0 lacks a file."""
-    counts = Counts(1)
-    for place, (directory, count) in enumerate(files.items()):
+    counts = Counts(1, 1)
+    for place, (directory, count) in enumerate(sorted(files.items())):
         for number in range(count):
             lacks = directory in missing and number == 0
             counts.count(directory, 1_000_000 * place + number, size_bytes, [lacks])
@@ -75,13 +75,31 @@ def test_auto_takes_many_small_files_and_native_any() -> None:
 
 
 def test_one_tier_must_have_everything() -> None:
-    counts = Counts(2)
+    counts = Counts(2, LEAST_FILES)
     for number in range(2 * LEAST_FILES):
-        counts.count(b"a" if number % 2 else b"b", number, 10, [bool(number % 2), False])
+        lacks = number < LEAST_FILES
+        counts.count(b"a" if lacks else b"b", number, 10, [lacks, False])
     (one,) = candidates(
         counts.totals(), ViewPolicies({b"": AUTO}), shown=(), is_paused=Pauses().__contains__
     )
     assert (one.path, one.tier) == (b"", 1)
+
+
+def test_a_directory_that_was_never_listed_is_not_complete() -> None:
+    counts = counted({b"a/x": LEAST_FILES, b"a/y": LEAST_FILES})
+    counts.count_unlisted(b"a/z")
+    assert chosen(counts, {b"": AUTO}) == [b"a/x", b"a/y"]
+
+
+def test_directories_that_cannot_be_covered_are_not_kept() -> None:
+    counts = Counts(1, LEAST_FILES)
+    for number in range(2 * LEAST_FILES):
+        counts.count(b"a/%d" % number, number, 10, [False])
+        counts.count(b"a", -1 - number, 10, [False])  # its pages come between
+    counts.count(b"b", 9_000_000, 10, [True])
+    totals = counts.totals()
+    assert [*totals] == [b"a"]
+    assert (totals[b"a"].files, totals[b"a"].directories) == (4 * LEAST_FILES, 2 * LEAST_FILES + 1)
 
 
 def test_nothing_meets_what_an_operator_froze() -> None:
