@@ -153,7 +153,7 @@ def test_a_complete_directory_is_covered_and_nothing_else(tmp_path: Path) -> Non
             assert await it.covered(b"train/a", b"other") == [b"train/a"]
             assert it.mount.trees() == {b"train/a": await it.one.expected(b"train/a")}
             assert origin.script.calls["open"] == reads  # nothing was loaded for it
-            await it.read(b"train/b")
+            await it.read(b"train")
             assert await it.covered(b"train/b") == [b"train"]  # the higher one takes its place
             assert it.mount.trees() == {b"train": await it.one.expected(b"train")}
             assert not (await it.one.master.policies_at(b"train")).policy.pin
@@ -183,7 +183,9 @@ def test_what_was_never_listed_is_not_listed_for_it(tmp_path: Path) -> None:
             calls = origin.calls["list_dir"]
             assert await it.covered(b"train/a") == [b"train/a"]
             assert origin.calls["list_dir"] == calls
-            await it.read(b"train/b")
+            await it.read(b"train/b")  # `train` itself was not listed
+            assert await it.covered(b"train/b") == [b"train/a", b"train/b"]
+            await it.read(b"train")
             assert await it.covered(b"train/b") == [b"train"]
             await it.check()
 
@@ -370,14 +372,13 @@ def test_a_cover_without_use_goes_without_a_request(tmp_path: Path) -> None:
 
     async def script() -> None:
         origin = origin_with()
-        async with rig(tmp_path, origin) as it:
-            await it.policy(b"train", "auto")
-            assert await it.covered(b"train") == [b"train"]
+        async with rig(tmp_path, origin, at_root="") as it:
+            assert await it.covered(b"") == [b""]
             calls = origin.calls.copy()
-            await it.compare(b"train")  # those were uses
+            await it.compare(b"")  # those were uses
             assert origin.calls["list_dir"] > calls["list_dir"]
             calls = origin.calls.copy()
-            view = await it.compare(b"train")
+            view = await it.compare(b"")
             assert (view.uncovers, view.is_unused) == ({"unused": 1}, True)
             assert it.mount.trees() == {}
             await it.one.views.automatic.step()
@@ -389,8 +390,8 @@ def test_a_cover_without_use_goes_without_a_request(tmp_path: Path) -> None:
             assert await it.covered() == []  # nothing uses it
             assert origin.calls == calls
             it.time.added_s += choice.MOST_REST_S
-            assert await it.covered(b"train") == [b"train"]
-            assert it.mount.trees() == {b"train": await it.one.expected(b"train")}
+            assert await it.covered(b"") == [b""]
+            assert it.mount.trees() == {b"": await it.one.expected(b"")}
             await it.check()
 
     run(script())

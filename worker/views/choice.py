@@ -154,18 +154,20 @@ NO_POLICIES: Final = ViewPolicies({})
 
 class ViewCandidate(NamedTuple):
     """A directory that may be covered. `policy`: auto or native. `tier`: of those surveyed.
-    `used_s`: the last known use of a file (wall clock)."""
+    `used_s`: the last known use of a file by the mount (wall clock). `is_shown`: views lie below
+    it, whose files are used unseen; they end if nothing uses them."""
 
     path: bytes
     policy: str
     tier: int
     mark: tuple[int, int, int]
     used_s: int = 0
+    is_shown: bool = False
 
     def is_wanted(self, now_s: float) -> bool:
         """Returns whether it is to be covered as soon as it was the same for long enough. What
         `auto` covers is compared with its origin while it is used, so it begins with a use."""
-        return self.policy == NATIVE or now_s - self.used_s <= RECENT_S
+        return self.policy == NATIVE or self.is_shown or now_s - self.used_s <= RECENT_S
 
 
 def candidates(
@@ -187,7 +189,8 @@ def candidates(
             continue
         if not any(_is_in_the_way(path, *one) for one in shown):
             mark = counted.files, counted.size_bytes, counted.mark
-            found.append(ViewCandidate(path, policy, tier, mark, counted.used_s))
+            is_shown = any(is_below(one, path) for one, _ in shown)
+            found.append(ViewCandidate(path, policy, tier, mark, counted.used_s, is_shown))
     return found
 
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
+from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.services import MetadataService
 from worker.tier.eviction_order import NEVER_S
 from worker.views.choice import Counts, FileCounts
@@ -30,10 +30,10 @@ async def survey(
     files and is complete in a tier. Raises the errors of the namespace."""
     counts = Counts(len(tiers), least_files)
     for top in tops:
-        inode = (await service.resolve(top)).inode
-        if inode is None or inode.kind is not Kind.DIRECTORY:
+        ino = await _ino_of(service, top)
+        if ino is None:
             continue
-        async for batch in service.known_files(inode.ino, shows_unlisted=True):
+        async for batch in service.known_files(ino, shows_unlisted=True):
             for path, one in batch:
                 directory = path.rpartition(b"/")[0]
                 if one.kind is Kind.DIRECTORY:
@@ -43,6 +43,14 @@ async def survey(
                 counts.count(directory, one.ino, one.size, missing, used_s)
             await asyncio.sleep(0)  # the loop serves others
     return counts.totals()
+
+
+async def _ino_of(service: MetadataService, top: bytes) -> int | None:
+    """Returns a directory's ino; None for what is none. The root needs no request."""
+    if not top:
+        return ROOT_INO
+    inode = (await service.resolve(top)).inode
+    return inode.ino if inode is not None and inode.kind is Kind.DIRECTORY else None
 
 
 def _looked_up(

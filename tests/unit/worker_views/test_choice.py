@@ -155,6 +155,13 @@ def test_auto_begins_with_a_use_and_native_without() -> None:
         assert (one.path, one.used_s) == (b"", 5000)
         assert one.is_wanted(5000 + RECENT_S)
         assert one.is_wanted(5001 + RECENT_S) == (policy == NATIVE)
+    (one,) = candidates(
+        counts.totals(),
+        ViewPolicies({b"": AUTO}),
+        shown=[(b"a", AUTO)],
+        is_paused=Pauses().__contains__,
+    )
+    assert one.is_wanted(9e9), "what lies below is in use"
 
 
 def wide(directories: int) -> Counts:
