@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Path:
 def mnt(node: Node, source: Path) -> Path:
     """A mount with all files cached, and the default policy."""
     mnt = node.mount(f"file://{source}", "--sync-interval", "2s", "--transport", "kernel")
-    node.ok("policy", "set", mnt / "train", f"sync_interval={INTERVAL_S:g}s")
+    node.ok("policy", "set", mnt, f"sync_interval={INTERVAL_S:g}s")
     for number in range(LEAST_FILES):
         assert (mnt / "train" / f"f{number}").read_text() == f"x{number}"
     return mnt
@@ -75,11 +75,11 @@ def test_a_directory_in_use_is_covered_by_default(node: Node, mnt: Path, source:
         (view,) = json.loads(node.ok("views", mnt, "--json"))
         assert (view["policy"], view["files"]) == ("auto", LEAST_FILES)
         assert "view=auto" in node.ok("views", mnt)
-        assert "view=never" in node.fails("thaw", mnt / "train")
+        assert "view=never" in node.fails("thaw", mnt)
         (source / "train" / "f7").write_text("changed")
         wait_until(lambda: (mnt / "train" / "f7").read_text() == "changed", "the change", LIMIT_S)
         wait_until(lambda: is_covered(mnt), "the cover", LIMIT_S)  # the reader has it cached again
-        node.ok("policy", "set", mnt / "train", "view=never")
+        node.ok("policy", "set", mnt, "view=never")
         wait_until(lambda: not is_covered(mnt), "the end of the cover", LIMIT_S)
         assert (mnt / "train" / "f7").read_text() == "changed"
         wait_until(lambda: node.ok("views", mnt, "--json").strip() == "[]", "no view", LIMIT_S)
