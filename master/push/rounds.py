@@ -15,7 +15,7 @@ from typing import Any, Final
 from master.tree import Mount
 
 PAUSES_S: Final = (0.002, 0.004, 0.008, 0.016, 0.032)
-MOST_NAMES: Final = 4000  # of a round to which reports are added
+MOST_NAMES: Final = 1000  # of a round to which reports are added: each holds up the loop
 
 Check = Callable[[Mount, Sequence[bytes]], Awaitable[None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
