@@ -224,7 +224,8 @@ class Segments:
         now, need_bytes = self._context.monotonic(), allocation(size_bytes)
         if not self._disk.health.writable(now):
             return None
-        areas = (Area(in_memory=one, whole=True, transit=True) for one in (False, True))
+        places = (True,) if self._contents.ledger.lent_floor_bytes else (False, True)
+        areas = (Area(in_memory=one, whole=True, transit=True) for one in places)
         if not (area := next((a for a in areas if self._room(need_bytes, a, gentle=True)), None)):
             return None
         pages = (0, page_count(size_bytes))
