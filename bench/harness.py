@@ -278,7 +278,7 @@ Run = Callable[[Lab, Result], None]
 def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) -> Result:
     """Runs one bench; an error that stops it is kept in the result."""
     result, started = Result(name, question), time.monotonic()
-    result.profile = profile_of(name)
+    result.profile, result.began = profile_of(name), machine.now()
     lab = make_lab(name)
     try:
         run(lab, result)

@@ -281,6 +281,10 @@ class Master:
         """Returns the mount table, by path."""
         return self._mounts.rows()
 
+    def ufs_row(self, path: bytes) -> UfsRow | None:
+        """Returns the source at a path, or None."""
+        return self._mounts.row(path)
+
     def recorded(self) -> list[tuple[bytes, UfsSpec]]:
         """Returns (path, source) of all recorded sources, outer ones first. A launcher opens
         their connectors."""

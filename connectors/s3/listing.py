@@ -104,14 +104,17 @@ def _mtime_ns(text: str) -> int:
         return UNKNOWN_NS
 
 
-def first_names(listing: Listing, key: str) -> tuple[Fingerprint | None, bool | None]:
+def first_names(
+    listing: Listing, key: str, *, is_ordered: bool = True
+) -> tuple[Fingerprint | None, bool | None]:
     """Returns the object `key`, if it is in the first page of the names that begin with it, and
-    whether there are keys below `key/`; None: they may be behind the end of the page."""
+    whether there are keys below `key/`; None: they may be behind the end of the page. A page that
+    is not the last one of a store without an order (`is_ordered`) shows only what it has."""
     file = next((found for name, found in listing.objects if name == key), None)
     below = key + "/"
     if any(prefix == below for prefix in listing.prefixes):
         return file, True
-    is_past = listing.greatest.encode() > below.encode()
+    is_past = is_ordered and listing.greatest.encode() > below.encode()
     return file, False if is_past or not listing.token else None
 
 
