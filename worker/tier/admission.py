@@ -284,7 +284,8 @@ class Admission:
 
     def _look_for_the_oldest(self) -> None:
         """Returns a lower bound of the last uses. Last uses only grow and new contents are used
-        now, so an old answer stays a lower bound."""
+        now, so an old answer stays a lower bound, but for contents that an unused view has released
+        since: those count from the next look on."""
         now = self._context.monotonic()
         if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
             self._oldest_use_s = min(self._contents.order.oldest_use_s(), self._context.wall_s())

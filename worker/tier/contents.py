@@ -103,6 +103,7 @@ class Contents:
         self.rules = Rules()
         self.order_known = False
         self.room_changed = Signal()
+        self.uses = 0  # so far, a number that changes with each
         self.guard: ViewGuard = _NoViews()
         self.trees_change = asyncio.Lock()  # of the trees of views, their records and holds
         self.is_owned = node.is_owned
@@ -159,6 +160,7 @@ class Contents:
 
     def use(self, key: bytes, now_s: int) -> None:
         """Records that a cached file was used now."""
+        self.uses += 1
         self.order.hit(key, now_s)
 
     def in_view(self, key: bytes) -> bool:
@@ -174,11 +176,11 @@ class Contents:
             self.order.hold(key, VIEW_S, though_read=True)
         return new
 
-    def end_view(self, key: bytes, hold: Hold | None, now_s: int) -> None:
+    def end_view(self, key: bytes, hold: Hold | None, last_use_s: int) -> None:
         """Ends the hold by a view. `hold`: the one by a load job that continues."""
         if not self.in_view(key):
             return
-        self.order.release(key, now_s)
+        self.order.release(key, last_use_s)
         if hold is not None:
             self._hold(key, hold)
 
