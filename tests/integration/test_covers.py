@@ -266,6 +266,14 @@ def test_a_plain_umount_of_others_is_refused_below_a_covered_directory(
     assert (mnt / "train" / "a" / "f1").read_text() == "x1"
 
 
+def test_the_helper_of_umount_unmounts_with_covers(node: Node, mnt: Path) -> None:
+    """As umount(8) runs it, if it is in /sbin."""
+    freeze(node, mnt / "train")
+    call = f"from cachefs.cli.commands.umount_helper import main; raise SystemExit(main(['{mnt}']))"
+    subprocess.run([sys.executable, "-c", call], env=node.environment, check=True, timeout=60)
+    assert not is_mounted(mnt)
+
+
 def test_a_busy_cover_names_its_users(node: Node, mnt: Path) -> None:
     freeze(node, mnt / "train")
     with open(mnt / "train" / "a" / "f1"):
@@ -290,6 +298,16 @@ def namespace(kind: str) -> Iterator[int]:
 def device_in(pid: int, path: Path) -> str:
     command = ["nsenter", "-t", str(pid), "-m", "stat", "-c", "%Hd:%Ld", str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_files_of_a_cover_need_no_order(node: Node, mnt: Path, tmp_path: Path) -> None:
+    """Their inode numbers are not those of the mount."""
+    names = tmp_path / "names"
+    names.write_text("train/a/f1\nother/f1\nother/f2\n")
+    freeze(node, mnt / "train")
+    assert "2 files are announced" in node.ok("order", mnt, "--files-from", names)
+    names.write_text("f1\nf2\n")
+    assert "native" in node.ok("order", mnt / "train" / "a", "--files-from", names)
 
 
 # ---- bind mounts of covered directories ----

@@ -234,6 +234,32 @@ def test_a_cover_that_the_worker_cannot_remove_shows_nothing(
     run(script())
 
 
+def test_after_a_restart_a_cover_that_could_not_be_removed_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(covers, "UNCOVER_S", 0.2)
+
+    async def script() -> None:
+        origin, kernel = origin_with(), FakeKernel()
+        kernel.is_blind = True
+        async with node(tmp_path, origin, kernel=kernel) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            mount.hangs = True
+            origin.put(b"train/c0/f0", b"new")
+            await one.sync(b"train")
+            left, mount.covers = mount.covers, {}
+        async with node(tmp_path, origin, kernel=kernel) as one:
+            mount = await one.mount("/other")
+            await one.covered(b"train")
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+            for _, fd in left.values():
+                assert [*read_tree(fd)] == [b""]
+                os.close(fd)
+
+    run(script())
+
+
 def test_the_successor_of_a_client_takes_its_covers_over(tmp_path: Path) -> None:
     async def script() -> None:
         origin = origin_with()

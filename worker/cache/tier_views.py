@@ -33,10 +33,6 @@ RELEASE_AT_ONCE: Final = 2000
 T = TypeVar("T")
 
 
-def _ignore(removed: RemovedNames) -> None:
-    pass
-
-
 class TierViews:
     """See the module. All methods raise OSError; a view whose operation failed is applied again."""
 
@@ -87,8 +83,8 @@ class TierViews:
     async def replace(
         self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
     ) -> None:
-        """Begins another tree, in place of one that is removed from now on. Cancelled: continues, as
-        `thaw` does."""
+        """Begins another tree, in place of one that is removed from now on. Cancelled: continues,
+        as `thaw` does."""
         await self._until_left(self._replace(former, former_record, view, record))
 
     async def _replace(
@@ -100,15 +96,15 @@ class TierViews:
             await self._disk.threads.run(trees.replace, directory, writer, thawed, view, record)
             self.removals.start(*thawed, self._context.wall_s())
 
-    async def thaw(self, view: int, record: ViewRecord) -> None:
+    async def thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
         """Records that a view is thawed, and begins the removal of its tree."""
-        await self._until_left(self._thaw(view, record))
+        await self._until_left(self._thaw(view, record, last_use_s))
 
-    async def _thaw(self, view: int, record: ViewRecord) -> None:
+    async def _thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
         change = PutView(view, record)
         async with self._one_change:
             await self._disk.threads.run(self._disk.writer.write, [change])
-            self.removals.start(view, record, self._context.wall_s())
+            self.removals.start(view, record, self._context.wall_s(), last_use_s)
 
     async def put(self, view: int, record: ViewRecord) -> None:
         """Replaces the record of a view; returns once that is committed."""
@@ -171,25 +167,48 @@ class TierViews:
         directory = self._disk.directory
         await self._disk.call(trees.finish_directory, directory, view, path, record)
 
+    async def watch(self, view: int, most: int) -> None:
+        """Watches the use of a tree of `most` directories at most, from now on. Raises CannotWatch,
+        too."""
+        directory = self._disk.directory
+        watch, index = directory.tree_watches.watch, directory.index
+        await self._disk.call(watch, directory.views_fd, index, view, most, limit_s=TREE_LIMIT_S)
+
+    async def was_used(self, view: int) -> bool:
+        """Returns whether something in a watched tree was opened since the last call, or may have
+        been. Raises CannotWatch, too."""
+        directory = self._disk.directory
+        return await self._disk.call(directory.tree_watches.was_used, directory.views_fd, view)
+
+    async def unwatch(self, view: int) -> None:
+        """Ends the watches of a tree, if it has any."""
+        await self._disk.call(self._disk.directory.tree_watches.forget, view)
+
     async def empty(self, view: int) -> None:
         """Unlinks all names of a tree at once, so that its covers show nothing."""
         await self._until_left(self._empty(view))
 
-    async def remove(self, view: int, note: Callable[[RemovedNames], None] = _ignore) -> None:
-        """Removes a tree and its record, and releases its contents, in batches, with a call of
-        `note` after each. Cancelled: the removal continues."""
+    async def remove(
+        self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None = None
+    ) -> None:
+        """Removes a tree and its record, and releases its contents as last used at that time (wall
+        clock; None: now), in batches, with a call of `note` after each. Cancelled: it continues."""
         if not self.in_service:
             raise no_answer()
-        await self._until_left(self._remove(view, note))
+        await self._until_left(self._remove(view, note, last_use_s))
 
-    async def _remove(self, view: int, note: Callable[[RemovedNames], None]) -> None:
-        batches = tree_removal.remove(self._disk.directory, self._disk.writer, view)
+    async def _remove(
+        self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None
+    ) -> None:
+        directory, writer = self._disk.directory, self._disk.writer
+        await self._disk.threads.run(directory.tree_watches.forget, view)
+        batches = tree_removal.remove(directory, writer, view)
         while True:
             async with self._one_change:
                 removed = await self._disk.threads.run(next, batches, None)
                 if removed is None:
                     return
-                await self._release(removed.contents)
+                await self._release(removed.contents, last_use_s)
             note(removed)
 
     async def _empty(self, view: int) -> None:
@@ -211,10 +230,11 @@ class TierViews:
             await self._disk.threads.run(trees.withdraw, directory, writer, places)
             await self._release([one.record.content for one in places])
 
-    async def _release(self, keys: Sequence[bytes]) -> None:
+    async def _release(self, keys: Sequence[bytes], last_use_s: float | None = None) -> None:
         """Returns contents to admission, or to the load job that holds them. Called while no other
         change of trees runs, which could hold them again."""
         index = self._disk.directory.index
+        use_s = self._context.wall_s() if last_use_s is None else int(last_use_s)
         for start in range(0, len(keys), RELEASE_AT_ONCE):
             some = keys[start : start + RELEASE_AT_ONCE]
             records = await self._disk.threads.run(index.get_all, some)
@@ -223,7 +243,7 @@ class TierViews:
                 for key, record in zip(some, records, strict=True)
                 if record is not None and record.held_until_s
             }
-            self._contents.end_view(some, holds, self._context.wall_s())
+            self._contents.end_view(some, holds, use_s)
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:

@@ -24,17 +24,20 @@ RETRY_S: Final = 5.0  # after an error of the disk
 class RemovableTrees(Protocol):
     """The trees of a tier (`worker.cache.tier_views`)."""
 
-    async def remove(self, view: int, note: Callable[[RemovedNames], None]) -> None:
+    async def remove(
+        self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None
+    ) -> None:
         """Removes a tree; calls `note` after each batch. Raises OSError; may be called again."""
 
 
 class TreeRemoval:
-    """The removal of one tree. `files`, `size_bytes`: what is left. `since_s`: its beginning (wall
-    clock)."""
+    """The removal of one tree. `files`, `size_bytes`: what is left. `since_s`: its beginning;
+    `last_use_s`: of its contents, None: of each its release (wall clock)."""
 
-    def __init__(self, record: ViewRecord, since_s: float) -> None:
+    def __init__(self, record: ViewRecord, since_s: float, last_use_s: float | None) -> None:
         self.record = record
         self.since_s = since_s
+        self.last_use_s = last_use_s
         self.files = record.files
         self.size_bytes = record.size_bytes
         self.over = asyncio.Event()
@@ -52,16 +55,18 @@ class TreeRemovals:
         self._trees = trees
         self._running: dict[int, TreeRemoval] = {}
 
-    def start(self, view: int, record: ViewRecord, now_s: float) -> None:
+    def start(
+        self, view: int, record: ViewRecord, now_s: float, last_use_s: float | None = None
+    ) -> None:
         """Begins the removal of the tree of a view, whose record says that it is thawed."""
         if view not in self._running:
-            removal = self._running[view] = TreeRemoval(record, now_s)
+            removal = self._running[view] = TreeRemoval(record, now_s, last_use_s)
             self._tasks.start(self._run(view, removal))
 
     async def _run(self, view: int, removal: TreeRemoval) -> None:
         while True:
             try:
-                await self._trees.remove(view, removal.note)
+                await self._trees.remove(view, removal.note, removal.last_use_s)
                 break
             except OSError as err:
                 path = shown(removal.record.path)

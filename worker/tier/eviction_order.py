@@ -43,7 +43,8 @@ class EvictionOrder(Protocol):
         `though_read`, before it is read: who reads it releases it. An unknown key is ignored."""
 
     def release(self, key: bytes, now_s: int) -> None:
-        """It may go, as if used at `now_s`. A key that is not held is ignored."""
+        """It may go, as if used at `now_s`: as the newest, or as the oldest if the oldest was used
+        later. A key that is not held is ignored."""
 
     def held(self, key: bytes) -> tuple[int, bool]:
         """(until, though read) as in `hold`; (0, False) for what is not held."""

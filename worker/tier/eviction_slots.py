@@ -174,7 +174,14 @@ class EvictionSlots:
     def release(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
         if slot is not None and self._held_until_s[slot]:
-            self._put_back(slot, now_s)
+            self._put_in_place(slot, now_s)
+
+    def _put_in_place(self, slot: int, now_s: int) -> None:
+        self._put_back(slot, now_s)
+        oldest = self._newer[END]
+        if oldest != END and now_s < self._last_use_s[oldest]:
+            self._link(slot, END, oldest)
+        else:
             self._link(slot, self._older[END], END)
 
     def _put_back(self, slot: int, now_s: int) -> None:
@@ -199,8 +206,7 @@ class EvictionSlots:
         for key in keys:
             slot = self._slot.get(key, END)
             if slot != END and self._held_until_s[slot] == until_s:
-                self._put_back(slot, now_s)
-                self._link(slot, self._older[END], END)
+                self._put_in_place(slot, now_s)
                 released.append(key)
         return released
 

@@ -31,20 +31,20 @@ def status_of(removal: TreeRemoval) -> ViewStatus:
 
 
 def view_rows(views: Sequence[View], tiers: Sequence[Tier]) -> list[dict[str, Any]]:
-    """Returns all views as plain values, for `cachefs status` and the metrics."""
-    rows = [_row(view.status(), view.namespace, view.tier) for view in views]
-    return rows + [
-        _row(status_of(removal), removal.record.namespace, tier)
-        for tier in tiers
-        for removal in tier.views.removals.all()
-    ]
+    """Returns what holds contents as plain values, for `cachefs status` and the metrics."""
+    removals = [(tier, removal) for tier in tiers for removal in tier.views.removals.all()]
+    return [
+        *({"tier": view.tier.index, **row(view.namespace, view.status())} for view in views),
+        *({"tier": tier.index, **row(one.record.namespace, status_of(one))}
+          for tier, one in removals),
+    ]  # fmt: skip
 
 
-def _row(status: ViewStatus, namespace: bytes, tier: Tier) -> dict[str, Any]:
+def row(namespace: bytes, status: ViewStatus) -> dict[str, Any]:
+    """Returns a status as plain values."""
     return {
         "path": shown(status.path),
         "namespace": namespace.hex(),
-        "tier": tier.index,
         "state": status.state,
         "reason": status.reason,
         "since_s": status.since_s,

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachefs.core.errors import (
@@ -26,12 +27,12 @@ from worker.runtime.tasks import Tasks, within
 from worker.store.view_records import ViewRecord
 from worker.views.automatic import AutomaticViews
 from worker.views.build import Built, ViewPass
-from worker.views.choice import is_at_or_below, is_below
+from worker.views.choice import is_at_or_below, is_below, is_near
 from worker.views.namespace_events import NamespaceEvents, PositionedService
 from worker.views.tier_guard import TierGuard
 from worker.views.tree_mounts import TreeMounts
-from worker.views.view import RESUME_S, View, is_near, new_number
-from worker.views.view_rows import removals_of, status_of, view_rows
+from worker.views.view import RESUME_S, View, new_number
+from worker.views.view_rows import removals_of, row, status_of, view_rows
 from worker.views.walk import Defaults, TreeWalk
 
 if TYPE_CHECKING:
@@ -423,6 +424,7 @@ class Views:
         views, removals = self._of(namespace), removals_of(self._cache.tiers())
         rows = [view.status() for view in views]
         rows += [status_of(one) for one in removals if one.record.namespace == namespace]
+        rows += self.automatic.refused(namespace)
         return ViewTable(sorted(rows, key=lambda one: one.path))
 
     def status(self) -> dict[str, Any]:
@@ -433,9 +435,9 @@ class Views:
         rows = view_rows(self._views, self._cache.tiers())
         return {
             **total,
-            "files": sum(row["files"] for row in rows),
-            "bytes": sum(row["bytes"] for row in rows),
-            "rows": rows,
+            "files": sum(one["files"] for one in rows),
+            "bytes": sum(one["bytes"] for one in rows),
+            "rows": [*rows, *starmap(row, self.automatic.all_refused())],
         }
 
 
