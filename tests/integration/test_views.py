@@ -109,6 +109,7 @@ def test_a_descriptor_of_a_tree_is_closed_if_no_one_waits_for_it(
 def test_a_thaw_returns_before_its_tree_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """[S-views-thaw]"""
     may_remove, remove = threading.Event(), tree_removal.remove
 
     def later(*args: Any) -> Iterator[RemovedNames]:
