@@ -266,14 +266,6 @@ def test_a_plain_umount_of_others_is_refused_below_a_covered_directory(
     assert (mnt / "train" / "a" / "f1").read_text() == "x1"
 
 
-def test_the_helper_of_umount_unmounts_with_covers(node: Node, mnt: Path) -> None:
-    """As umount(8) runs it, if it is in /sbin."""
-    freeze(node, mnt / "train")
-    call = f"from cachefs.cli.commands.umount_helper import main; raise SystemExit(main(['{mnt}']))"
-    subprocess.run([sys.executable, "-c", call], env=node.environment, check=True, timeout=60)
-    assert not is_mounted(mnt)
-
-
 def test_a_busy_cover_names_its_users(node: Node, mnt: Path) -> None:
     freeze(node, mnt / "train")
     with open(mnt / "train" / "a" / "f1"):

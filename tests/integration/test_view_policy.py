@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,8 @@ import pytest
 
 from cachefs.core.mountinfo import read_mounts
 from tests.integration.conftest import Node
-from tests.integration.test_covers import device_in, namespace
-from tests.services.processes import wait_until
+from tests.integration.test_covers import KILLED, device_in, namespace
+from tests.services.processes import is_running, wait_until
 from worker.views.choice import LEAST_FILES
 
 LIMIT_S = 60.0
@@ -117,5 +119,19 @@ def test_a_reader_in_another_mount_namespace_is_a_use(node: Node, mnt: Path) -> 
                 assert device_in(apart, file) == covered
             wait_until(lambda: not is_covered(mnt), "the end of the cover", LIMIT_S)
             assert device_in(apart, file) != covered
+    wait_until(lambda: bool(views(node, mnt)["uncovers"]), "the count", LIMIT_S)
+    assert views(node, mnt)["uncovers"] == {"unused": 1}
+
+
+def test_use_is_seen_after_the_server_was_killed(node: Node, mnt: Path) -> None:
+    node.allowed_log.append(KILLED)
+    with in_use(mnt / "train"):
+        wait_until(lambda: is_covered(mnt), "the cover", LIMIT_S)
+        (pid,) = [one["pid"] for one in node.processes(mnt) if one["role"] == "server"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid), "the end of the server")
+        wait_until(lambda: views(node, mnt)["covered_s"] > 4 * INTERVAL_S, "intervals", LIMIT_S)
+        assert views(node, mnt)["uncovers"] == {}
+    wait_until(lambda: not is_covered(mnt), "the end of the cover", LIMIT_S)
     wait_until(lambda: bool(views(node, mnt)["uncovers"]), "the count", LIMIT_S)
     assert views(node, mnt)["uncovers"] == {"unused": 1}
