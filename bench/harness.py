@@ -115,13 +115,21 @@ class Lab:
 
     @contextlib.contextmanager
     def ours(
-        self, source: str, *flags: str, url: str | None = None, cache_size: str = "4GiB"
+        self,
+        source: str,
+        *flags: str,
+        url: str | None = None,
+        cache_size: str = "4GiB",
+        covers: bool = True,
     ) -> Iterator[Mounted]:
-        """Mounts with a new, empty cache, which is removed at the end. `url`: the S3 endpoint."""
+        """Mounts with a new, empty cache, which is removed at the end. `url`: the S3 endpoint.
+        `covers`: what is read for a minute may become native, as the default is."""
         cache = self.fresh_cache()
         flags += ("--cache-size", cache_size, *(("--endpoint-url", url) if url else ()))
         try:
             with self.cachefs.mount(source, cache, *flags) as mount:
+                if not covers:
+                    self.cachefs.run("policy", "set", mount.path, "view=never")
                 yield mount
         finally:
             shutil.rmtree(cache, ignore_errors=True)

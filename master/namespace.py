@@ -352,9 +352,13 @@ class Master:
         return walk.files(self._store, self._tree, ino, source)
 
     def known_files(
-        self, ino: int, on_unlisted: Callable[[int], None] | None = None
+        self,
+        ino: int,
+        on_unlisted: Callable[[int], None] | None = None,
+        *,
+        shows_unlisted: bool = False,
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        source = walk.Known(self._store, on_unlisted)
+        source = walk.Known(self._store, on_unlisted, shows_unlisted=shows_unlisted)
         return walk.files(self._store, self._tree, ino, source)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
