@@ -115,13 +115,21 @@ class Lab:
 
     @contextlib.contextmanager
     def ours(
-        self, source: str, *flags: str, url: str | None = None, cache_size: str = "4GiB"
+        self,
+        source: str,
+        *flags: str,
+        url: str | None = None,
+        cache_size: str = "4GiB",
+        covers: bool = True,
     ) -> Iterator[Mounted]:
-        """Mounts with a new, empty cache, which is removed at the end. `url`: the S3 endpoint."""
+        """Mounts with a new, empty cache, which is removed at the end. `url`: the S3 endpoint.
+        `covers`: what is read for a minute may become native, as the default is."""
         cache = self.fresh_cache()
         flags += ("--cache-size", cache_size, *(("--endpoint-url", url) if url else ()))
         try:
             with self.cachefs.mount(source, cache, *flags) as mount:
+                if not covers:
+                    self.cachefs.run("policy", "set", mount.path, "view=never")
                 yield mount
         finally:
             shutil.rmtree(cache, ignore_errors=True)
@@ -278,7 +286,7 @@ Run = Callable[[Lab, Result], None]
 def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) -> Result:
     """Runs one bench; an error that stops it is kept in the result."""
     result, started = Result(name, question), time.monotonic()
-    result.profile = profile_of(name)
+    result.profile, result.began = profile_of(name), machine.now()
     lab = make_lab(name)
     try:
         run(lab, result)

@@ -53,7 +53,8 @@ def run(lab: Lab, result: Result) -> None:
     kills = lab.size(KILLS, 4)
     cache_size = f"{(128 << 20) + 1000 * SMALL_BYTES + ROOM_BYTES}B"
     flags = ("--transport", "kernel", "--sync-interval", "1h")
-    with lab.ours(data.url, *flags, url=lab.origin.direct_url, cache_size=cache_size) as mount:
+    url = lab.origin.direct_url
+    with lab.ours(data.url, *flags, url=url, cache_size=cache_size, covers=False) as mount:
         warm_up(mount.path, data)
         kinds = [kind for kind in KINDS if kind != "big file, whole"]
         with steady(mount, data, kinds, lab.root) as readers:

@@ -39,7 +39,7 @@ Way = Callable[[], object]
 def run(lab: Lab, result: Result) -> None:
     cold_batches(lab, result)
     data = lab.datasets.small(lab.size(4000, 500))
-    with lab.ours(f"file://{data.folder}", *FLAGS) as mount:
+    with lab.ours(f"file://{data.folder}", *FLAGS, covers=False) as mount:
         warm_files(lab, result, data, mount)
     tables = lab.root / "tables"
     tables.mkdir()

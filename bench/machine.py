@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -65,7 +67,7 @@ def orphans_of(root: Path) -> list[int]:
 
 
 def describe() -> str:
-    """Returns CPU, memory, kernel and load, in one line."""
+    """Returns CPU, memory and kernel, in one line."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*: (.*)", cpuinfo)
     meminfo = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
@@ -74,7 +76,15 @@ def describe() -> str:
     return (
         f"{os.cpu_count()} CPUs ({model[1] if model else platform.machine()}), "
         f"{memory_gib:.0f} GiB of memory, Linux {platform.release().split('-')[0]}, "
-        f"{system[1] if system else 'unknown system'}, Python {platform.python_version()}, "
-        f"load average {os.getloadavg()[0]:.1f} at the start; origin, caches and all processes "
-        "share these CPUs; data and caches on tmpfs"
+        f"{system[1] if system else 'unknown system'}, Python {platform.python_version()}; "
+        "origin, caches and all processes share these CPUs; data and caches on tmpfs"
     )
+
+
+def now() -> str:
+    """Returns the time, the load and the revision of the code, in one line."""
+    git = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
+    revision = done.stdout.strip() or "unknown"
+    clock = time.strftime("%Y-%m-%d %H:%M")
+    return f"{clock}, load average {os.getloadavg()[0]:.1f}, revision {revision}"

@@ -3,12 +3,14 @@ store: <= 10 s, and <= 0.2 s refreshed where nothing changed. The maps of a trai
 loaders take <= 1.1 x the memory (PSS) of those of one process.
 
 The store is `bench/listing_origin.py`, which computes its names. The manifest is built in a process
-of its own. Loaders are forked from it, as by torch's DataLoader, and each reads the record of every
-file. The second table also has the memory of whole processes, interpreters included.
+of its own. Loaders are forked from it, as by `cachefs.torch.DataLoader`, and each reads the record
+of every file and collects garbage. The second table also has the memory of whole processes,
+interpreters included.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import resource
@@ -107,6 +109,7 @@ def loaders(manifest: Manifest) -> tuple[float, float]:
 
     def load() -> None:
         look(manifest)
+        gc.collect()
         ready.release()
         go.wait()
         results.put(pss_mib())
@@ -114,8 +117,10 @@ def loaders(manifest: Manifest) -> tuple[float, float]:
 
     ended = fork.Event()
     processes = [fork.Process(target=load) for _ in range(LOADERS)]
+    gc.freeze()  # as DataLoader does
     for process in processes:
         process.start()
+    gc.unfreeze()
     for _ in processes:
         ready.acquire()
     go.set()

@@ -3,9 +3,10 @@
 webhook, and within 3 s by a queue of SQS.
 
 The store is versitygw, with the queue moto. The CPU is measured while a sender posts events of
-objects that really were replaced, at 1,000 changes/s, in messages of 1, 10 and 100 events; and
-while the master reads as many messages, each with one event, which wait in a queue. The time to the
-new bytes is measured with the store's own events, from the end of the PUT.
+objects that really were replaced, at 1,000 changes/s, in messages of 1, 10 and 100 events, one
+after the other or by several connections at once, as stores post them; and while the master reads
+as many messages, each with one event, which wait in a queue. The time to the new bytes is measured
+with the store's own events, from the end of the PUT.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from tests.services.versitygw import ACCESS_KEY, SECRET_KEY, versitygw
 
 SECRET: Final = "the-secret-of-the-bench"  # noqa: S105
 PER_S: Final = 1000
-SIZES: Final = (1, 10, 100)  # events in a message
+SENDERS: Final = ((1, 1), (1, 16), (10, 4), (100, 1))  # events in a message, and connections
+BARS: Final = SENDERS[1:]
 CPU_US: Final = 200.0
 SEEN_S: Final = 1.0
 QUEUE_SEEN_S: Final = 3.0
@@ -132,22 +134,23 @@ def time_to_bytes(
 def cpu(cluster: Cluster, server: Any, url: str, result: Result, changes: int) -> None:
     mount, _ = shown(cluster, server, "/cpu", changes, WEBHOOK)
     client, parts = server.client(), urllib.parse.urlsplit(url.replace("/im", "/cpu"))
-    table = result.table(
-        f"{changes:,} changes, {PER_S:,} a second", "events a message", "CPU us each", "changes/s"
-    )
-    for turn, size in enumerate(SIZES):
+    title = f"{changes:,} changes, {PER_S:,} a second"
+    table = result.table(title, "events a message", "connections", "CPU us each", "changes/s")
+    for turn, (size, connections) in enumerate(SENDERS):
         body = b"x" * (turn + 2)
         with ThreadPoolExecutor(PUTS_AT_ONCE) as pool:
             list(pool.map(lambda n, body=body: put(client, f"cpu/{n}", body), range(changes)))
         time.sleep(1.0)
         before_s, began_s = cpu_s([cluster.master.pid]), time.monotonic()
-        post(parts, changes, size)
+        post(parts, changes, size, connections)
         wall_s = time.monotonic() - began_s
         time.sleep(2.0)  # what the master does later is counted, too
         used_us = (cpu_s([cluster.master.pid]) - before_s) / changes * 1e6
-        table.add(size, used_us, changes / wall_s)
+        table.add(size, connections, used_us, changes / wall_s)
         wait_until(functools.partial(all_have, mount, len(body)), "every change is seen", LIMIT_S)
-    result.bar(f"CPU of a change, {SIZES[-1]} a message", used_us, CPU_US, "us")
+        if (size, connections) in BARS:
+            by = f"{connections} connections" if connections > 1 else "one connection"
+            result.bar(f"CPU of a change, {size} a message, {by}", used_us, CPU_US, "us")
 
 
 def shown(cluster: Cluster, server: Any, path: str, changes: int, feed: str) -> list[Path]:
@@ -178,24 +181,34 @@ def put(client: Any, key: str, body: bytes) -> None:
     client.put_object(Bucket="bucket", Key=key, Body=body)
 
 
-def post(url: urllib.parse.SplitResult, changes: int, size: int) -> None:
-    """Posts the events over one connection, `size` a message."""
-    assert url.hostname is not None
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=LIMIT_S)
-    began_s = time.monotonic()
-    for first in range(0, changes, size):
-        time.sleep(max(0.0, began_s + first / PER_S - time.monotonic()))
-        records = [
-            {"s3": {"bucket": {"name": "bucket"}, "object": {"key": f"cpu/{number}"}}}
-            for number in range(first, min(first + size, changes))
-        ]
-        headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
-        body = json.dumps({"Records": records})
-        connection.request("POST", f"{url.path}?{url.query}", body, headers)
-        reply = connection.getresponse()
-        if reply.read() and reply.status != http.client.NO_CONTENT:
-            raise BenchFailed(f"the master refused events: {reply.status}")
-    connection.close()
+def post(url: urllib.parse.SplitResult, changes: int, size: int, connections: int) -> None:
+    """Posts the events over so many connections, `size` a message. Each waits for its answers."""
+    messages, began_s = iter(range(0, changes, size)), time.monotonic()
+
+    def send_all(_: int) -> None:
+        assert url.hostname is not None
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=LIMIT_S)
+        for first in messages:
+            time.sleep(max(0.0, began_s + first / PER_S - time.monotonic()))
+            post_one(
+                connection, f"{url.path}?{url.query}", range(first, min(first + size, changes))
+            )
+        connection.close()
+
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(send_all, range(connections)))
+
+
+def post_one(connection: http.client.HTTPConnection, target: str, numbers: range) -> None:
+    records = [
+        {"s3": {"bucket": {"name": "bucket"}, "object": {"key": f"cpu/{number}"}}}
+        for number in numbers
+    ]
+    headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+    connection.request("POST", target, json.dumps({"Records": records}), headers)
+    reply = connection.getresponse()
+    if reply.read() and reply.status != http.client.NO_CONTENT:
+        raise BenchFailed(f"the master refused events: {reply.status}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class Table:
 
 @dataclass
 class Result:
-    """One bench. `error` is set if it could not finish. `profile`: the breakdown of the time,
-    Markdown written by hand from a profiler's output and included unchanged."""
+    """One bench. `error` is set if it could not finish. `began`: the time, the load and the
+    revision at its start. `profile`: the breakdown of the time, Markdown written by hand from a
+    profiler's output and included unchanged."""
 
     name: str
     question: str
@@ -53,6 +53,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     took_s: float = 0.0
+    began: str = ""
     profile: str = ""
 
     @property
@@ -100,7 +101,8 @@ def markdown(result: Result) -> str:
     lines += [f"- {note}" for note in result.notes]
     if result.profile:
         lines += ["", "What the time goes to:", "", result.profile.strip()]
-    lines += ["", f"Took {result.took_s:.0f} s: `python -m bench.{result.name}`.", ""]
+    began = f" ({result.began})" if result.began else ""
+    lines += ["", f"Took {result.took_s:.0f} s{began}: `python -m bench.{result.name}`.", ""]
     return "\n".join(lines)
 
 
@@ -109,32 +111,15 @@ def page(results: list[Result], machine: str, versions: str, quick: bool) -> str
     bars = [bar for result in results for bar in result.bars]
     failed = sum(not bar.passed for bar in bars) + sum(r.error is not None for r in results)
     head = [
-        "# Results of one run of the benches",
+        "# Results of the benches",
         "",
         f"Machine: {machine}.",
         f"Versions: {versions}.",
         "Written by `python -m bench.run" + (" --quick" if quick else "") + "`"
-        f": {len(bars)} bars, {failed} not met. Read the figures as ratios within one run.",
+        f": {len(bars)} bars, {failed} not met. Each section names the load of the machine at its",
+        "start; read the figures as ratios within one section.",
         "",
     ]
     rows = [[result.name, *bar.cells()] for result in results for bar in result.bars]
     columns = ["bench", "bar", "measured", "limit", ""]
     return "\n".join([*head, *_markdown(columns, rows), "", *map(markdown, results)])
-
-
-def as_json(results: list[Result], machine: str) -> dict[str, Any]:
-    return {
-        "machine": machine,
-        "results": [
-            {
-                "name": r.name,
-                "error": r.error,
-                "took_s": r.took_s,
-                "bars": [{**vars(bar), "passed": bar.passed} for bar in r.bars],
-                "tables": [vars(table) for table in r.tables],
-                "notes": r.notes,
-                "profile": r.profile,
-            }
-            for r in results
-        ],
-    }

@@ -1,21 +1,23 @@
 """Runs all benches: prints every bar with pass or fail, and writes RESULTS.md (one node) and
-RESULTS-cluster.md beside this file."""
+RESULTS-cluster.md beside this file. `--keep FILE` keeps each result: a run that was stopped goes
+on with the next bench."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import importlib.metadata
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
 from bench import machine
 from bench.harness import first_paragraph, labs, measure
 from bench.mounts import CACHEFS
-from bench.report import Result, as_json, markdown, page
+from bench.report import Result, markdown, page
 
 NODE = (
     "origin_bytes",
@@ -73,18 +75,35 @@ def versions() -> str:
     )
 
 
-def run_all(names: list[str], quick: bool) -> list[Result]:
+class Kept:
+    """The results in a file, of benches that have ended; without a file, of this run alone. In
+    msgpack, which has NaN: a figure that was not measured."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.results: dict[str, Result] = {}
+        if file is not None and file.exists():
+            found = msgspec.msgpack.decode(file.read_bytes(), type=list[Result])
+            self.results = {result.name: result for result in found}
+
+    def add(self, result: Result) -> None:
+        self.results[result.name] = result
+        if self._file is not None:
+            self._file.write_bytes(msgspec.msgpack.encode(list(self.results.values())))
+
+
+def run_all(names: list[str], quick: bool, kept: Kept) -> list[Result]:
     """Runs benches one after the other, on one origin, and prints each result."""
-    results = []
     with labs(quick) as make_lab:
         for name in names:
+            if name in kept.results:
+                continue
             module = importlib.import_module(f"bench.{name}")
             question = first_paragraph(module.__doc__ or "")
             print(f"... {name}", file=sys.stderr, flush=True)
-            result = measure(name, question, module.run, make_lab)
-            print(markdown(result), flush=True)
-            results.append(result)
-    return results
+            kept.add(measure(name, question, module.run, make_lab))
+            print(markdown(kept.results[name]), flush=True)
+    return [kept.results[name] for name in names]
 
 
 def summary(results: list[Result]) -> int:
@@ -101,13 +120,12 @@ def summary(results: list[Result]) -> int:
     return failed
 
 
-def run_group(group: str, quick: bool) -> list[Result]:
+def run_group(group: str, quick: bool, kept: Kept) -> list[Result]:
     """Runs a group's benches; a full run writes the group's page."""
     names, file = GROUPS[group]
-    described = machine.describe()
-    results = run_all(list(names), quick)
+    results = run_all(list(names), quick, kept)
     if not quick:
-        text = page(results, described, versions(), quick)
+        text = page(results, machine.describe(), versions(), quick)
         Path(__file__).with_name(file).write_text(text)
     return results
 
@@ -118,16 +136,16 @@ def main() -> int:
     some.add_argument("--only", metavar="NAME", action="append", choices=[*NODE, *CLUSTER])
     some.add_argument("--group", choices=list(GROUPS), help="of one node, or of a cluster")
     parser.add_argument("--quick", action="store_true", help="small data, single runs")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures there, too")
+    parser.add_argument(
+        "--keep", metavar="FILE", type=Path, help="keep results there, skip those it has"
+    )
     chosen = parser.parse_args()
-    described, results = machine.describe(), list[Result]()
+    kept, results = Kept(chosen.keep), list[Result]()
     if chosen.only:
-        results = run_all(chosen.only, chosen.quick)
+        results = run_all(chosen.only, chosen.quick, kept)
     else:
         for group in [chosen.group] if chosen.group else GROUPS:
-            results += run_group(group, chosen.quick)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(as_json(results, described), indent=1))
+            results += run_group(group, chosen.quick, kept)
     return 1 if summary(results) else 0
 
 

@@ -35,9 +35,9 @@ def run(lab: Lab, result: Result) -> None:
     with contextlib.ExitStack() as stack:
         mounts = [
             Mounted(NATIVE, data.folder, []),
-            stack.enter_context(lab.ours(data.url, "--transport", "kernel", url=url)).only(
-                "client"
-            ),
+            stack.enter_context(
+                lab.ours(data.url, "--transport", "kernel", url=url, covers=False)
+            ).only("client"),
             stack.enter_context(bare_kernel(lab.root, data.folder)),
             stack.enter_context(bare_c(lab.root, data.folder)),
             stack.enter_context(lab.rclone(data, url)),

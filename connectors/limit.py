@@ -38,6 +38,7 @@ class Limit(Decorator):
         super().__init__(inner)
         self._clock = clock
         self._wait_limit_s = wait_limit_s
+        self._in_flight = in_flight
         # The free places. A semaphore runs Python code and holds a lock, in which the garbage
         # collector may return the place of a body that nobody closed.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -45,6 +46,10 @@ class Limit(Decorator):
             self._release()
 
     def _release(self) -> None:
+        """Returns a place. Raises ValueError if all are free: one was returned twice, and the limit
+        would grow."""
+        if self._slots.qsize() >= self._in_flight:
+            raise ValueError("a place of the limit was returned twice")
         self._slots.put(None)
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:

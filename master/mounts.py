@@ -294,6 +294,11 @@ class MountTable:
         mounts = sorted(self._tree.mounts(), key=lambda mount: mount.record.path)
         return [_row(mount) for mount in mounts]
 
+    def row(self, path: bytes) -> UfsRow | None:
+        """Returns the source at a path, or None."""
+        mount = self._tree.by_path(path.strip(b"/"))
+        return None if mount is None else _row(mount)
+
     async def close(self) -> None:
         """Closes the connectors that the table owns."""
         for mount in self._tree.mounts():

@@ -281,6 +281,10 @@ class Master:
         """Returns the mount table, by path."""
         return self._mounts.rows()
 
+    def ufs_row(self, path: bytes) -> UfsRow | None:
+        """Returns the source at a path, or None."""
+        return self._mounts.row(path)
+
     def recorded(self) -> list[tuple[bytes, UfsSpec]]:
         """Returns (path, source) of all recorded sources, outer ones first. A launcher opens
         their connectors."""
@@ -348,9 +352,13 @@ class Master:
         return walk.files(self._store, self._tree, ino, source)
 
     def known_files(
-        self, ino: int, on_unlisted: Callable[[int], None] | None = None
+        self,
+        ino: int,
+        on_unlisted: Callable[[int], None] | None = None,
+        *,
+        shows_unlisted: bool = False,
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        source = walk.Known(self._store, on_unlisted)
+        source = walk.Known(self._store, on_unlisted, shows_unlisted=shows_unlisted)
         return walk.files(self._store, self._tree, ino, source)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:

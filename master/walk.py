@@ -57,21 +57,33 @@ class Fresh:
 
 class Known:
     """Pages from the store. The walk calls `on_unlisted` with each directory that was never
-    listed: it cannot know the names below it."""
+    listed: it cannot know the names below it. `shows_unlisted`: a page of such a directory has the
+    directory itself, with an empty name."""
 
-    def __init__(self, store: Store, on_unlisted: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        on_unlisted: Callable[[int], None] | None = None,
+        *,
+        shows_unlisted: bool = False,
+    ) -> None:
         self._store = store
         self._on_unlisted = on_unlisted
+        self._shows_unlisted = shows_unlisted
 
     async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
         await asyncio.sleep(0)  # a long walk must yield to other tasks
         with self._store.snapshot() as reader:
             names = Names(reader)
             found = names.children(ino, after, None, LIST_LIMIT)
-            if self._on_unlisted is not None and not after and names.directory(ino) is None:
-                self._on_unlisted(ino)
+            unlisted = names.inode(ino) if not after and names.directory(ino) is None else None
         following = found[-1][0] if len(found) == LIST_LIMIT else b""
-        return [(name_of(key), stored.inode) for key, stored in found], following
+        entries = [(name_of(key), stored.inode) for key, stored in found]
+        if unlisted is not None and self._on_unlisted is not None:
+            self._on_unlisted(ino)
+        if unlisted is not None and self._shows_unlisted:
+            entries.append((b"", unlisted.inode))
+        return entries, following
 
     def ahead(self, inos: Sequence[int]) -> None:
         """Does nothing: the store needs no read-ahead."""
@@ -117,9 +129,10 @@ async def _next_page(level: _Level, source: Source, *, nested: bool) -> list[Nam
             raise
         entries, level.after = [], b""
     level.ended = not level.after
-    below = [(join(level.path, name), inode) for name, inode in entries]
+    below = [(join(level.path, name), inode) for name, inode in entries if name]
     level.waiting = [item for item in below if item[1].kind is Kind.DIRECTORY][::-1]
-    return [item for item in below if item[1].kind is not Kind.DIRECTORY]
+    found = [item for item in below if item[1].kind is not Kind.DIRECTORY]
+    return found + [(level.path + b"/", inode) for name, inode in entries if not name]
 
 
 def path_of(store: Store, tree: Tree, ino: int) -> bytes:

@@ -38,7 +38,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "unpin": ("unpin", "Remove a pin: let the files be evicted again."),
         "freeze": ("freeze", "Let the kernel alone show a directory that is complete here."),
         "thaw": ("thaw", "End that; changes and evictions are possible again."),
-        "views": ("views", "List the frozen directories and their state."),
+        "views": ("views", "List the covered directories and their state."),
         "view": ("view", "Print where the files of a directory are cached."),
         "ttl": ("ttl", "Free cached data of a path after a time: cachefs ttl PATH 7d."),
         "quota": ("quota", "Limit how many bytes below a path may be cached."),

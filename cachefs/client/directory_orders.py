@@ -75,7 +75,8 @@ class DirectoryOrders:
             return Unsupported(
                 "this directory takes no announcements of orders",
                 path=self.path,
-                remedy="mount it with `cachefs mount` of this version and --transport kernel",
+                remedy="mount it with `cachefs mount` of this version and --transport kernel; what "
+                "`cachefs views` shows as covered is complete here and needs no order",
             )
         if err.errno == errno.EINVAL:
             return BadConfig(

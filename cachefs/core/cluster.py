@@ -240,23 +240,27 @@ class Rules(Message, frozen=True):
 
 class Walk(Message, frozen=True):
     """Requests the next batch of the files below `ino`. `known`: only from the store. `cursor`: b""
-    at first, then the one of the last reply. `limit`: files in a batch; 0: the master chooses. Only
-    the first call's `limit` and `known` count."""
+    at first, then the one of the last reply. `limit`: files in a batch; 0: the master chooses.
+    `shows_unlisted`: see `MetadataService.known_files`. Only the first call's `limit`, `known` and
+    `shows_unlisted` count."""
 
     namespace: NamespaceId
     ino: int
     known: bool = False
     cursor: bytes = b""
     limit: int = 0
+    shows_unlisted: bool = False
 
 
 class Walked(Message, frozen=True):
     """Reply to Walk: (path below the namespace root, inode). `cursor` b"": the walk is complete.
-    `unlisted`: directories up to now that were never listed, in a walk of known files."""
+    `unlisted`: directories up to now that were never listed, in a walk of known files;
+    `shows_unlisted`: these are among the files."""
 
     files: list[tuple[bytes, Inode]]
     cursor: bytes
     unlisted: int = 0
+    shows_unlisted: bool = False
 
 
 class GetEvents(Message, frozen=True):

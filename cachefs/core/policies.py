@@ -69,7 +69,7 @@ DEFAULTS: Final = Policy(
     replicas=1,
     local_copy=AUTO,
     sync_background_s=0.0,
-    view=NEVER,
+    view=AUTO,
 )
 PROFILES: Final[Mapping[str, Policy]] = {
     "train-read": Policy(admission="fill", sync_interval_s=3600.0),

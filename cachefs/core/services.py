@@ -80,8 +80,12 @@ class MetadataService(Protocol):
         """Yields every file below a directory (or the file itself) in batches of (path below the
         namespace root, inode). Lists the origin where the store is not fresh."""
 
-    def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        """Yields like `walk`, from the store only, never from the origin."""
+    def known_files(
+        self, ino: int, *, shows_unlisted: bool = False
+    ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+        """Yields like `walk`, from the store only, never from the origin. All below a directory
+        comes together. `shows_unlisted`: also the directories that were never listed, with `/` at
+        the end of their paths. Raises Unsupported if the master cannot show them."""
 
     def ufs(self, key: str) -> UfsSpec: ...
 

@@ -8,6 +8,7 @@ permission. A server without tokens answers only processes of its user and of ro
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import ssl
 from collections.abc import Callable, Hashable
@@ -103,6 +104,7 @@ class Guard:
 _ENDS: Final = ("sockname", "peername")
 
 
+@functools.lru_cache(maxsize=64)
 def is_loopback_name(host: str) -> bool:
     """Returns whether the value of a header `Host` is a name of this machine's loopback."""
     return is_loopback(host.rpartition(":")[0] if re.search(r":\d*$", host) else host)

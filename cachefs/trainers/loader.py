@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -75,9 +76,20 @@ class DataLoader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
+        for batch in self._begun():
             self.sampler.advance(self.batch_sampler.sizes.popleft())
             yield batch
+
+    def _begun(self) -> Iterator[Any]:
+        """Starts the loader processes. Their garbage collections leave out what exists now: to look
+        at it would copy the memory that they share with this process."""
+        if not self.num_workers or gc.get_freeze_count():  # then the program decides
+            return iter(self._loader)
+        gc.freeze()
+        try:
+            return iter(self._loader)
+        finally:
+            gc.unfreeze()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sampler's state after the last batch that was yielded."""

@@ -89,6 +89,7 @@ class AzureStore:
     """One container. Implements `ObjectStore`."""
 
     capabilities = _CAPABILITIES
+    marks_directories = True  # of Hadoop and of hierarchical namespaces
     version_header = "etag"
 
     def __init__(self, place: Place, options: AzureOptions) -> None:

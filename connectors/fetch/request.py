@@ -18,6 +18,7 @@ _NAMES: Final = {
         "last-modified",
         "x-amz-bucket-region",
         "x-amz-request-id",
+        "x-amzn-requestid",
         "x-goog-generation",
         "x-guploader-uploadid",
         "x-ms-error-code",

@@ -88,6 +88,7 @@ class GcsStore:
     """One bucket. Implements `ObjectStore`."""
 
     capabilities = _CAPABILITIES
+    marks_directories = False
     version_header = "x-goog-generation"
 
     def __init__(self, bucket: str, options: GcsOptions) -> None:

@@ -36,6 +36,10 @@ class ObjectStore(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
+    def marks_directories(self) -> bool:
+        """Whether an empty object may be the mark of a directory, which only `parse_stat` tells."""
+
+    @property
     def version_header(self) -> str:
         """The header of a reply that holds the `Fingerprint.etag`; in lower case."""
 

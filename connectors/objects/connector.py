@@ -29,10 +29,18 @@ from connectors.fetch.request import (
 from connectors.objects.api import ObjectApi, ObjectStore
 from connectors.objects.http import ObjectHttp
 from connectors.pages import Pages
-from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, directory_page
+from connectors.s3.listing import (
+    DIRECTORY,
+    Listing,
+    ListingProgress,
+    directory_page,
+    first_names,
+)
 from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
+STAT_KEYS: Final = 2  # an object, and the first name behind it
+UNORDERED_KEYS: Final = 16  # all names that begin as most others do
 API_KEPT_S: Final = 60.0  # small reads reuse the credentials
 
 
@@ -105,17 +113,24 @@ class ObjectConnector:
         raise NotFound("this is an object, not a prefix", remedy=remedy, path=where[:-1])
 
     def stat(self, path: bytes) -> Entry:
+        """Returns the entry of a path, nearly always by one request: a listing of its first names
+        has the object, and shows whether there are keys below it."""
         name = path.rpartition(b"/")[2]
-        if not path or self._is_directory(path):
+        if not path:
             return Entry(name, DIRECTORY)
-        return Entry(name, self._stat(self._key(path)))
-
-    def _is_directory(self, path: bytes) -> bool:
+        key, is_ordered = self._key(path), self.capabilities.ordered_listings
         try:
-            return self._has_keys(self._directory(path))
+            listing = self._list(key, "", STAT_KEYS if is_ordered else UNORDERED_KEYS, "/")
         except AccessDenied:
-            self._stat(self._key(path))  # a caller who may read and not list still sees the file
-            return False
+            return Entry(name, self._stat(key))  # a caller who may read and not list sees the file
+        file, has_keys_below = first_names(listing, key, is_ordered=is_ordered)
+        if has_keys_below is None:
+            has_keys_below = self._has_keys(key + "/")
+        if has_keys_below:
+            return Entry(name, DIRECTORY)
+        # The error of a name that the listing lacks is that of its own request.
+        is_known = file is not None and (file.size or not self._store.marks_directories)
+        return Entry(name, file if file is not None and is_known else self._stat(key))
 
     def _stat(self, key: str) -> Fingerprint:
         path = f"{self._store.where}/{key}"

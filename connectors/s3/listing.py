@@ -1,4 +1,4 @@
-"""The pages of ListObjectsV2: strict and fast parsing (4 us a key), conversion to entries. Pure.
+"""The pages of ListObjectsV2: checks, conversion to entries. Pure.
 
 An object whose size no file can have is hidden and counted, like a key that no file system can
 show. A time out of bounds is clamped; a time that cannot be parsed becomes the Unix epoch.
@@ -9,17 +9,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, NamedTuple
 from urllib.parse import unquote_plus
-from xml.etree import ElementTree
 
 from cachefs.core.errors import BadBody, OriginError
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Entry, Page, clean_etag, order_key
 from connectors.bounds import UNKNOWN_NS, parse_size, whole_seconds_ns
-from connectors.s3.errors import XML_ERRORS
+from connectors.s3.listing_xml import PageTexts, page_texts
 
 DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
-_NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")  # the last: UTF-16, which hides the others
 IDLE_PAGES: Final = 10_000  # in a row (10 million deleted objects), see `ListingProgress`
 
 
@@ -70,48 +68,32 @@ class ListingProgress:
 
 def parse_listing(body: bytes) -> Listing:
     """Parses a reply. Raises BadBody for an incomplete one, OriginError if it is no listing."""
-    if any(mark in body for mark in _NOT_PLAIN):
-        raise OriginError("the listing has a DOCTYPE, an entity or a NUL byte")
-    try:
-        root = ElementTree.fromstring(body)
-    except XML_ERRORS as error:
-        raise BadBody(f"the listing is malformed or incomplete ({error})") from error
-    namespace, _, name = root.tag.rpartition("}")
-    if name != "ListBucketResult":
-        raise OriginError(f"the endpoint sent <{name}> instead of a listing: no S3 server?")
-    return _parse(root, f"{namespace}}}" if namespace else "")
-
-
-def _parse(root: ElementTree.Element, ns: str) -> Listing:
-    encoded = root.findtext(f"{ns}EncodingType") == "url"
-    token = root.findtext(f"{ns}NextContinuationToken") or ""
-    truncated = root.findtext(f"{ns}IsTruncated") == "true"
-    if truncated and not token:
+    page = page_texts(body)
+    truncated = page.truncated == "true"
+    if truncated and not page.token:
         raise BadBody("the listing is truncated but has no continuation token")
-    objects = _objects(root, ns, encoded)
-    texts = (item.text for group in root.iterfind(f"{ns}CommonPrefixes") for item in group)
-    prefixes = [_key(text or "", encoded) for text in texts]
-    return Listing(objects, prefixes, token if truncated else "")
+    prefixes = _decoded(page.prefixes, page.encoding)
+    return Listing(_objects(page), prefixes, page.token if truncated else "")
 
 
-def _objects(root: ElementTree.Element, ns: str, encoded: bool) -> list[Listed]:
-    key_tag, size_tag, etag_tag = f"{ns}Key", f"{ns}Size", f"{ns}ETag"
-    time_tag = f"{ns}LastModified"
+def _objects(page: PageTexts) -> list[Listed]:
+    if not all(page.keys):
+        raise BadBody("the listing has an object without a key")
+    keys_listed = _decoded(page.keys, page.encoding)
+    times = {text: _mtime_ns(text) for text in {*page.times}}  # many are of one second
     found = []
-    for item in root.iterfind(f"{ns}Contents"):
-        of = item.findtext
-        key = of(key_tag)
-        if not key:
-            raise BadBody("the listing has an object without a key")
-        size, etag = parse_size(of(size_tag, "")), clean_etag(of(etag_tag, ""))
-        mtime_ns = _mtime_ns(of(time_tag, ""))
-        fingerprint = None if size is None else Fingerprint(Kind.FILE, size, mtime_ns, etag)
-        found.append(Listed(_key(key, encoded), fingerprint))
+    for key, time, etag, text in zip(keys_listed, page.times, page.etags, page.sizes, strict=True):
+        size, fingerprint = parse_size(text), None
+        if size is not None:
+            fingerprint = Fingerprint(Kind.FILE, size, times[time], clean_etag(etag))
+        found.append(Listed(key, fingerprint))
     return found
 
 
-def _key(text: str, encoded: bool) -> str:
-    return unquote_plus(text) if encoded and ("%" in text or "+" in text) else text
+def _decoded(texts: list[str], encoding: str) -> list[str]:
+    if encoding != "url":
+        return texts
+    return [unquote_plus(text) if "%" in text or "+" in text else text for text in texts]
 
 
 def _mtime_ns(text: str) -> int:
@@ -122,14 +104,17 @@ def _mtime_ns(text: str) -> int:
         return UNKNOWN_NS
 
 
-def first_names(listing: Listing, key: str) -> tuple[Fingerprint | None, bool | None]:
+def first_names(
+    listing: Listing, key: str, *, is_ordered: bool = True
+) -> tuple[Fingerprint | None, bool | None]:
     """Returns the object `key`, if it is in the first page of the names that begin with it, and
-    whether there are keys below `key/`; None: they may be behind the end of the page."""
+    whether there are keys below `key/`; None: they may be behind the end of the page. A page that
+    is not the last one of a store without an order (`is_ordered`) shows only what it has."""
     file = next((found for name, found in listing.objects if name == key), None)
     below = key + "/"
     if any(prefix == below for prefix in listing.prefixes):
         return file, True
-    is_past = listing.greatest.encode() > below.encode()
+    is_past = is_ordered and listing.greatest.encode() > below.encode()
     return file, False if is_past or not listing.token else None
 
 

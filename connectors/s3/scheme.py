@@ -22,7 +22,7 @@ class S3Scheme(Scheme):
 
     options = OPTIONS
     extra = "s3"
-    libraries = ("botocore", "pycurl", "urllib3")
+    libraries = ("botocore", "lxml", "pycurl", "urllib3")
 
     def normalise(self, scheme: str, rest: str) -> str:
         bucket, _, prefix = rest.partition("/")

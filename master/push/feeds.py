@@ -18,6 +18,7 @@ from master.origins.syncer import Syncer
 from master.push.directory_feed import DirectoryFeed
 from master.push.look_again import LookAgain
 from master.push.queue_feed import QueueFeed, Turn
+from master.push.rounds import Rounds
 from master.push.s3_events import paths_below
 from master.push.settings import Kind, parse, poll_s
 from master.state.records import MountRecord
@@ -57,6 +58,7 @@ class Feeds:
         self._sync = sync
         self._clock = clock
         self._look_again = LookAgain(store, tree, sync)
+        self._rounds = Rounds(self._look_again.names, sync.spawn)
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._recorded: dict[int, float] = {}  # by the root's ino
         self._on_gap = on_gap
@@ -67,12 +69,13 @@ class Feeds:
         self.follow()
 
     async def accept(self, mount: Mount, names: Sequence[bytes]) -> None:
-        """Handles names, below a source, that its store posted. Returns as `LookAgain.names`, and
-        raises as it does."""
+        """Handles names, below a source, that its store posted, with those that other posts have
+        meanwhile. Returns as `LookAgain.names`, and raises as it does."""
         now = self._clock()
         mount.feed.names_reported(len(names), now)
         try:
-            await self._look_again.names(mount, names)
+            if names:
+                await self._rounds.check(mount, names)
         except CacheFSError:
             self._lost(mount)
             raise

@@ -230,11 +230,11 @@ class LookAgain:
         most = None if ALL in names else most_worth_listing(len(names))
         size = self._size(directory, most)
         if most is None or size <= most:
-            self._budget.take(listing_cost_s(size), self._now())
+            self._budget.spend(listing_cost_s(size), self._now())
             await self._list(directory, place)
             return
         step, marks = names[:STEP], self._unchecked.marks
-        self._budget.take(STAT_S * len(step), self._now())
+        self._budget.spend(STAT_S * len(step), self._now())
         await self._compare_all(place.mount, {place.of(name): () for name in step})
         for name in step:  # what is left is not known any more, or not trusted
             self._unchecked.checked(directory, name, marks)

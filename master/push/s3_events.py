@@ -68,5 +68,6 @@ def _keys(written: str) -> Iterator[str]:
     space), versitygw writes them as they are. Which of them sent it, an event does not tell. To
     check a name that did not change costs one request."""
     text = written.rstrip("/")  # a directory marker
-    yield urllib.parse.unquote_plus(text)
+    if "%" in text or "+" in text:
+        yield urllib.parse.unquote_plus(text)
     yield text

@@ -70,7 +70,11 @@ class Namespace(Sources, Protocol):
     async def report_changed(self, ino: int) -> None: ...
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
     def known_files(
-        self, ino: int, on_unlisted: Callable[[int], None] | None = None
+        self,
+        ino: int,
+        on_unlisted: Callable[[int], None] | None = None,
+        *,
+        shows_unlisted: bool = False,
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
@@ -301,12 +305,16 @@ class Calls:
 
     async def _walk(self, call: c.Walk, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
+        walked = await self._walked(call)
+        return msgspec.structs.replace(walked, shows_unlisted=call.shows_unlisted)
+
+    async def _walked(self, call: c.Walk) -> c.Walked:
         if call.cursor:
             return await self._walks.go_on(call.ino, call.cursor)
         if not call.known:
             return await self._walks.begin(call.ino, self._master.walk(call.ino), call.limit)
         unlisted: set[int] = set()
-        files = self._master.known_files(call.ino, unlisted.add)
+        files = self._master.known_files(call.ino, unlisted.add, shows_unlisted=call.shows_unlisted)
         return await self._walks.begin(call.ino, files, call.limit, unlisted)
 
     async def _events(self, call: c.GetEvents, caller: Caller) -> m.Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 from aiohttp import ClientPayloadError, web
@@ -11,6 +12,7 @@ from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.network.guard import RefusedRequest
 
 BODY_S: Final = 20.0  # the timeout of a request's body
+_ARRIVED: Final = contextlib.nullcontext()  # in place of a timeout
 STATUS_OF: Final = {
     "protocol": 400,
     "bad-config": 400,
@@ -55,7 +57,8 @@ async def read_body(request: web.BaseRequest, most_bytes: int) -> bytes:
     ProtocolError for a body that is too large, too slow or incomplete."""
     chunks, size_bytes = [], 0
     try:
-        async with asyncio.timeout(BODY_S):
+        # A small body has arrived with its head, and needs no timer.
+        async with asyncio.timeout(BODY_S) if not request.content.is_eof() else _ARRIVED:
             while chunk := await request.content.readany():
                 chunks.append(chunk)
                 size_bytes += len(chunk)

@@ -33,6 +33,7 @@ class Sources(Protocol):
 
     def ufs(self, key: str) -> UfsSpec: ...
     def ufs_rows(self) -> list[c.UfsRow]: ...
+    def ufs_row(self, path: bytes) -> c.UfsRow | None: ...
     async def add_ufs(
         self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float, push: str
     ) -> c.UfsAdded: ...
@@ -104,8 +105,7 @@ class SourceCalls:
 
     async def _push(self, call: c.PushEvents, caller: Caller) -> m.Message:
         """Handles events. What the caller may do is decided by the source's secret alone."""
-        where = call.path.strip(b"/")
-        row = next((one for one in self._sources.ufs_rows() if one.path.strip(b"/") == where), None)
+        row = self._sources.ufs_row(call.path)
         push = "" if row is None else row.push
         now = time.monotonic()
         if not (push and self._secrets.passed(push, call.secret, now)):

@@ -23,7 +23,7 @@ from tests.services.s3_server import free_port
 pytestmark = pytest.mark.timeout(900)  # the first run builds the base and the image
 
 USER: Final = 65532
-SIZE_BYTES: Final = 310_000_000
+SIZE_BYTES: Final = 320_000_000
 RUN_S: Final = 60.0
 PYTHON: Final = "/opt/cachefs/bin/python"
 CLIENTS: Final = """

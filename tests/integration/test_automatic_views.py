@@ -16,10 +16,12 @@ from cachefs.core.errors import InUse
 from cachefs.core.model import Kind
 from cachefs.core.policies import Policy
 from tests.integration.test_views import run
-from tests.integration.views_rig import MIB, FakeMount, KeptOrigin, Node, node
+from tests.integration.views_rig import INTERVAL_S, MIB, FakeMount, KeptOrigin, Node, node
 from tests.unit.worker.rig import until
 from worker.runtime.clocks import Clocks
+from worker.store import tree_watches
 from worker.views import automatic, choice
+from worker.views.view import View
 
 LEAST = 10
 
@@ -63,9 +65,11 @@ class Rig:
 
     async def read(self, path: bytes) -> None:
         """Opens every file below a path, as readers do."""
-        async for batch in self.one.master.walk(1):
-            for name, inode in batch:
-                if name.startswith(path) and inode.kind is Kind.FILE:
+        top = (await self.one.master.resolve(path)).inode
+        assert top is not None
+        async for batch in self.one.master.walk(top.ino):
+            for _, inode in batch:
+                if inode.kind is Kind.FILE:
                     grant = await self.one.cache.open(self.one.namespace, inode.ino)
                     if grant.fd is not None:
                         os.close(grant.fd)
@@ -80,10 +84,13 @@ class Rig:
         async with self.one.tier.contents.trees_change:
             self.one.check()
 
-    async def look(self) -> None:
-        """Lets the time pass after which directories count as quiet."""
+    async def look(self, *in_use: bytes) -> None:
+        """Lets the time pass after which directories count as quiet. `in_use`: paths that readers
+        use meanwhile."""
         for _ in range(2):
             self.time.added_s += automatic.QUIET_S + 1
+            for path in in_use:
+                await self.read(path)
             await self.one.views.automatic.step()
             await self.settled()
 
@@ -98,17 +105,40 @@ class Rig:
         self.time.added_s += automatic.STUCK_S + 1
         await self.one.views.automatic.step()
 
-    async def covered(self) -> list[bytes]:
-        await self.look()
+    async def covered(self, *in_use: bytes) -> list[bytes]:
+        await self.look(*in_use)
         return sorted(self.mount.trees())
+
+    def view(self, path: bytes) -> View:
+        return self.one.view(path)
+
+    async def compare(self, path: bytes) -> View:
+        """Lets the sync interval pass after which a view is compared."""
+        view = self.view(path)
+        before, walk = sum(view.uncovers.values()), view._walk
+        self.time.added_s += INTERVAL_S + 1
+        view._woken.set()
+        while view._walk is walk and sum(view.uncovers.values()) == before:
+            await asyncio.sleep(0.005)
+        return view
+
+    def use(self, path: bytes = b"train/a/f1") -> None:
+        """Opens a file by a cover, as a reader of the mount does."""
+        for top, fd in self.mount.covers.values():
+            if path.startswith(top):
+                below = path[len(top) :].lstrip(b"/")
+                os.close(os.open(b"/proc/self/fd/%d/%s" % (fd, below), os.O_RDONLY))
 
 
 @contextlib.asynccontextmanager
 async def rig(
-    tmp_path: Path, origin: KeptOrigin, limit_bytes: int = 64 * MIB
+    tmp_path: Path, origin: KeptOrigin, limit_bytes: int = 64 * MIB, at_root: str = "never"
 ) -> AsyncIterator[Rig]:
+    """`at_root`: the policy of everything for which a test sets no other."""
     time = Time()
     async with node(tmp_path, origin, limit_bytes=limit_bytes, clocks=time.clocks) as one:
+        if at_root:
+            await one.master.set_policy(b"", Policy(view=at_root), ())
         yield Rig(one, await one.mount(), time)
 
 
@@ -120,11 +150,11 @@ def test_a_complete_directory_is_covered_and_nothing_else(tmp_path: Path) -> Non
             await it.read(b"train/a")
             await it.read(b"other")
             reads = origin.script.calls["open"]
-            assert await it.covered() == [b"train/a"]
+            assert await it.covered(b"train/a", b"other") == [b"train/a"]
             assert it.mount.trees() == {b"train/a": await it.one.expected(b"train/a")}
             assert origin.script.calls["open"] == reads  # nothing was loaded for it
-            await it.read(b"train/b")
-            assert await it.covered() == [b"train"]  # the higher one takes its place
+            await it.read(b"train")
+            assert await it.covered(b"train/b") == [b"train"]  # the higher one takes its place
             assert it.mount.trees() == {b"train": await it.one.expected(b"train")}
             assert not (await it.one.master.policies_at(b"train")).policy.pin
             await it.check()
@@ -132,16 +162,31 @@ def test_a_complete_directory_is_covered_and_nothing_else(tmp_path: Path) -> Non
     run(script())
 
 
-def test_without_the_policy_nothing_is_covered(tmp_path: Path) -> None:
+def test_auto_is_the_default(tmp_path: Path) -> None:
     async def script() -> None:
-        async with rig(tmp_path, origin_with()) as it:
+        async with rig(tmp_path, origin_with(), at_root="") as it:
             await it.read(b"")
-            assert await it.covered() == []
-            await it.policy(b"", "auto")
-            assert await it.covered() == [b""]
+            assert await it.covered(b"") == [b""]
             await it.policy(b"", "never")
-            assert await it.covered() == []
+            assert await it.covered(b"") == []
             assert it.one.views.table(it.one.namespace).views == []
+            await it.check()
+
+    run(script())
+
+
+def test_what_was_never_listed_is_not_listed_for_it(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with rig(tmp_path, origin, at_root="") as it:
+            await it.read(b"train/a")
+            calls = origin.calls["list_dir"]
+            assert await it.covered(b"train/a") == [b"train/a"]
+            assert origin.calls["list_dir"] == calls
+            await it.read(b"train/b")  # `train` itself was not listed
+            assert await it.covered(b"train/b") == [b"train/a", b"train/b"]
+            await it.read(b"train")
+            assert await it.covered(b"train/b") == [b"train"]
             await it.check()
 
     run(script())
@@ -155,7 +200,7 @@ def test_a_directory_that_just_changed_is_not_covered(tmp_path: Path) -> None:
             await it.one.views.automatic.step()
             await it.settled()
             assert it.mount.trees() == {}
-            assert await it.covered() == [b"train"]
+            assert await it.covered(b"train") == [b"train"]
 
     run(script())
 
@@ -165,8 +210,7 @@ def test_a_change_uncovers_and_a_view_that_stays_incomplete_ends(tmp_path: Path)
         origin = origin_with()
         async with rig(tmp_path, origin) as it:
             await it.policy(b"train", "auto")
-            await it.read(b"train")
-            assert await it.covered() == [b"train"]
+            assert await it.covered(b"train") == [b"train"]
             origin.put(b"train/a/f1", b"changed")
             await it.one.sync(b"train")
             assert it.mount.trees() == {}
@@ -174,7 +218,7 @@ def test_a_change_uncovers_and_a_view_that_stays_incomplete_ends(tmp_path: Path)
             assert it.one.views.table(it.one.namespace).views == []
             await it.check()
             await it.read(b"train")
-            assert await it.covered() == [b"train"]  # after the pause
+            assert await it.covered(b"train") == [b"train"]  # after the pause
             assert it.mount.trees() == {b"train": await it.one.expected(b"train")}
 
     run(script())
@@ -203,8 +247,7 @@ def test_a_view_without_mounts_ends(tmp_path: Path) -> None:
     async def script() -> None:
         async with rig(tmp_path, origin_with()) as it:
             await it.policy(b"train", "auto")
-            await it.read(b"train")
-            assert await it.covered() == [b"train"]
+            assert await it.covered(b"train") == [b"train"]
             it.one.views.left(it.mount, is_followed=False)
             it.mount.close()
             await it.one.views.automatic.step()
@@ -221,8 +264,7 @@ def test_a_view_that_no_mount_can_show_ends(tmp_path: Path) -> None:
             it.mount.refuses = True
             it.unsettled = ["building"]
             await it.policy(b"train", "auto")
-            await it.read(b"train")
-            assert await it.covered() == []
+            assert await it.covered(b"train") == []
             await it.stuck()
             assert it.one.views.table(it.one.namespace).views == []
             await it.check()
@@ -235,8 +277,7 @@ def test_it_is_the_same_view_after_a_restart(tmp_path: Path) -> None:
         origin = origin_with()
         async with rig(tmp_path, origin) as it:
             await it.policy(b"train", "auto")
-            await it.read(b"train")
-            assert await it.covered() == [b"train"]
+            assert await it.covered(b"train") == [b"train"]
             kept, it.mount.covers = it.mount.covers, {}
         async with node(tmp_path, origin, clocks=Time().clocks) as one:
             mount = await one.mount("/m", kept)
@@ -262,18 +303,41 @@ def test_a_view_gives_way_to_data_that_finds_no_room(tmp_path: Path, admission: 
         async with rig(tmp_path, origin, 32 * MIB) as it:
             await it.policy(b"train", "auto")
             await it.one.master.set_policy(b"new", Policy(admission=admission), ())
-            await it.read(b"train")
-            assert await it.covered() == [b"train"]
+            assert await it.covered(b"train") == [b"train"]
+            for _ in range(2):  # looks: one that finds the uses of this test, and one that does not
+                await it.view(b"train").look_at_use()
             it.time.added_s += 2.0  # last uses are in whole seconds
             await it.read(b"new")
             await it.one.views.automatic.step()
-            if admission == "fill":  # its files may be in use
-                assert [*it.mount.trees()] == [b"train"]
+            if admission == "fill":  # it was not idle for long enough
+                assert [*it.mount.covers.values()]
                 it.time.added_s += it.one.tier.idle_after_s
                 await it.read(b"new")
                 await it.one.views.automatic.step()
             assert it.mount.trees() == {}
             assert await it.covered() == []  # not again at once
+            await it.check()
+
+    run(script())
+
+
+def test_a_view_in_use_does_not_give_way_to_what_readers_bring(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = KeptOrigin()
+        large(origin, b"train", 14)
+        large(origin, b"new", 14)
+        async with rig(tmp_path, origin, 32 * MIB) as it:
+            await it.policy(b"train", "auto")
+            assert await it.covered(b"train") == [b"train"]
+            for _ in range(3):
+                it.time.added_s += it.one.tier.idle_after_s
+                it.use(b"train/f1")
+                await it.read(b"new")
+                await it.one.views.automatic.step()
+                it.use(b"train/f1")
+                await it.compare(b"train")
+            assert [*it.mount.trees()] == [b"train"]
+            assert it.view(b"train").uncovers == {}
             await it.check()
 
     run(script())
@@ -289,12 +353,147 @@ def test_a_load_takes_the_room_of_views(tmp_path: Path) -> None:
         large(origin, b"more", 14)
         async with rig(tmp_path, origin, 32 * MIB) as it:
             await it.policy(b"train", "auto")
-            await it.read(b"train")
-            assert await it.covered() == [b"train"]
+            assert await it.covered(b"train") == [b"train"]
             assert (await it.one.freeze(b"new")).state == "covered"
             assert [*it.mount.trees()] == [b"new"]
             assert (await it.one.freeze(b"more")).state == "impossible"
             assert [*it.mount.trees()] == [b"new"]
+            await it.check()
+
+    run(script())
+
+
+# ---- use ----
+
+
+def test_a_cover_without_use_goes_without_a_request(tmp_path: Path) -> None:
+    """[S-views-unused] Its names are not requested from the origin; it is covered again after a
+    use, and after the pause."""
+
+    async def script() -> None:
+        origin = origin_with()
+        async with rig(tmp_path, origin, at_root="") as it:
+            assert await it.covered(b"") == [b""]
+            calls = origin.calls.copy()
+            await it.compare(b"")  # those were uses
+            assert origin.calls["list_dir"] > calls["list_dir"]
+            calls = origin.calls.copy()
+            view = await it.compare(b"")
+            assert (view.uncovers, view.is_unused) == ({"unused": 1}, True)
+            assert it.mount.trees() == {}
+            await it.one.views.automatic.step()
+            assert it.one.views.table(it.one.namespace).views == []
+            assert it.one.views.status()["uncovers"] == {"unused": 1}
+            keys = [*it.one.tier.order.keys()]
+            uses = [it.one.tier.order.last_use_s(key) for key in keys]
+            assert min(uses) <= view.used_s  # released as last used then
+            assert await it.covered() == []  # nothing uses it
+            assert origin.calls == calls
+            it.time.added_s += choice.MOST_REST_S
+            assert await it.covered(b"") == [b""]
+            assert it.mount.trees() == {b"": await it.one.expected(b"")}
+            await it.check()
+
+    run(script())
+
+
+def test_a_cover_in_use_is_compared_and_stays(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with rig(tmp_path, origin) as it:
+            await it.policy(b"train", "auto")
+            assert await it.covered(b"train") == [b"train"]
+            for turn in range(3):
+                it.use(b"train/%s/f%d" % (b"ab"[turn % 2 :][:1], turn))
+                await it.view(b"train").look_at_use()  # looks between do not count it away
+                assert (await it.compare(b"train")).uncovers == {}
+            (cover,) = it.mount.covers
+            origin.put(b"train/a/f1", b"changed")
+            it.use()
+            assert (await it.compare(b"train")).uncovers == {"changed": 1}
+            assert cover not in it.mount.covers
+            await it.read(b"train")
+            await it.one.covered(b"train")
+            assert it.mount.trees() == {b"train": await it.one.expected(b"train")}
+            await it.check()
+
+    run(script())
+
+
+def test_one_open_in_a_thousand_directories_is_seen(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = KeptOrigin()
+        for number in range(1000):
+            origin.put(b"train/c%d/f" % number, b"x")
+        async with rig(tmp_path, origin) as it:
+            await it.policy(b"train", "auto")
+            assert await it.covered(b"train") == [b"train"]
+            for number in range(0, 1000, 7):
+                it.use(b"train/c%d/f" % number)
+            assert (await it.compare(b"train")).uncovers == {}
+            it.use(b"train/c7/f")
+            assert (await it.compare(b"train")).uncovers == {}
+            assert (await it.compare(b"train")).uncovers == {"unused": 1}
+
+    run(script())
+
+
+def test_after_a_start_a_cover_counts_as_used_once(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with rig(tmp_path, origin) as it:
+            await it.policy(b"train", "auto")
+            assert await it.covered(b"train") == [b"train"]
+            kept, it.mount.covers = it.mount.covers, {}
+        calls = origin.calls["list_dir"]
+        async with node(tmp_path, origin, clocks=it.time.clocks) as one:
+            again = Rig(one, await one.mount("/m", kept), it.time)
+            await one.covered(b"train")
+            assert again.mount.laid == 0
+            while not again.view(b"train").uncovers:  # one comparison may have been before
+                await again.compare(b"train")
+            assert again.view(b"train").uncovers == {"unused": 1}
+            assert origin.calls["list_dir"] > calls
+
+    run(script())
+
+
+def test_too_many_directories_are_not_covered_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "MOST_DIRECTORIES", 1)
+
+    async def script() -> None:
+        async with rig(tmp_path, origin_with()) as it:
+            await it.policy(b"train", "auto")
+            assert await it.covered(b"train") == [b"train/a", b"train/b"]
+            train, *_ = it.one.views.table(it.one.namespace).views
+            assert (train.path, train.state, train.files) == (b"train", "impossible", 40)
+            assert "3 directories" in train.reason
+            assert "train" in [row["path"].strip("/") for row in it.one.views.status()["rows"]]
+            assert (await it.one.freeze(b"train")).state == "covered"
+            await it.look(b"train")
+            (train,) = it.one.views.table(it.one.namespace).views
+            assert (train.path, train.state) == (b"train", "covered")
+
+    run(script())
+
+
+def test_where_use_cannot_be_seen_auto_covers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_watches, "MOST_WATCHES", 2)
+
+    async def script() -> None:
+        async with rig(tmp_path, origin_with()) as it:
+            await it.policy(b"train", "auto")
+            assert await it.covered(b"train") == []
+            (train,) = it.one.views.table(it.one.namespace).views
+            assert (train.state, train.covers) == ("impossible", 0)
+            assert "max_user_watches" in train.reason
+            await it.stuck()
+            assert it.one.views.table(it.one.namespace).views == []
+            assert (await it.one.freeze(b"train")).state == "covered"
             await it.check()
 
     run(script())

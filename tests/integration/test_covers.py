@@ -292,6 +292,16 @@ def device_in(pid: int, path: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_files_of_a_cover_need_no_order(node: Node, mnt: Path, tmp_path: Path) -> None:
+    """Their inode numbers are not those of the mount."""
+    names = tmp_path / "names"
+    names.write_text("train/a/f1\nother/f1\nother/f2\n")
+    freeze(node, mnt / "train")
+    assert "2 files are announced" in node.ok("order", mnt, "--files-from", names)
+    names.write_text("f1\nf2\n")
+    assert "native" in node.ok("order", mnt / "train" / "a", "--files-from", names)
+
+
 # ---- bind mounts of covered directories ----
 
 

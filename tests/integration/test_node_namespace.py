@@ -22,7 +22,7 @@ from cachefs.core.errors import (
     Stale,
     Unreachable,
 )
-from cachefs.core.model import ROOT_INO, ContentId, Inode, UfsSpec
+from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, UfsSpec
 from cachefs.core.services import MetadataService
 from connectors.base import Connector
 from master.namespace import Master
@@ -176,6 +176,16 @@ def test_a_node_answers_as_its_master(tmp_path: Path) -> None:
             theirs = [file async for files in getattr(one.master, walk)(ROOT_INO) for file in files]
             assert ours == theirs
             assert len(ours) == 10
+        await one.add(b"/data/new", MemoryConnector(KEYS))
+        await one.heard()
+        for namespace in (one.node, one.master):
+            with_unlisted = [
+                path
+                async for files in namespace.known_files(ROOT_INO, shows_unlisted=True)
+                for path, inode in files
+                if inode.kind is Kind.DIRECTORY
+            ]
+            assert with_unlisted == [b"data/new/"]
 
     play(tmp_path, script)
 

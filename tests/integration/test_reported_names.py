@@ -14,7 +14,8 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import SetUfs
 from connectors.base import Entry, Page
 from master.namespace import Master
-from master.push.work_budget import WorkBudget
+from master.push import work_budget
+from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s
 from master.state import unchecked
 from tests.integration.test_look_again import size_of
 from tests.integration.test_master import Clock, names_of, run
@@ -148,6 +149,25 @@ def test_reported_names_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.Mo
 
     never(monkeypatch)
     play(tmp_path, before, after, later, last)
+
+
+def test_the_rest_is_paid_for_though_reports_took_all_that_was_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a store that reports without a pause has its directories listed all the time."""
+    monkeypatch.setattr(work_budget, "SHARE", 1e-9)
+    monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: 0.0)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        origin.lists = 0
+        await master.look_again(b"/data", NAMES)
+        await until(lambda: nothing_unchecked(master))
+        assert origin.lists == 1
+        budget = master._mounts._feeds._look_again._budget
+        assert budget._free_s == pytest.approx(-listing_cost_s(len(NAMES)), abs=2 * STAT_S)
+
+    play(tmp_path, script)
 
 
 def test_an_origin_that_is_down_is_asked_again(

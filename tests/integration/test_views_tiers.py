@@ -128,6 +128,7 @@ def test_a_policy_covers_only_what_one_tier_has(
     async def script() -> None:
         async with tiers_node(tmp_path, origin_of(16), 64, 128) as (one, tiers):
             mount = await one.mount()
+            await one.master.set_policy(b"", Policy(view="never"), ())
             await one.master.set_policy(b"train", Policy(view="auto"), ())
             await read(one, b"train")
             await one.views.automatic.step()

@@ -281,7 +281,8 @@ async def node(
     kernel: FakeKernel | None = None,
 ) -> AsyncIterator[Node]:
     """A process over a directory that an earlier one may have left."""
-    master = Master.open(directory / "meta", UFS, origin, interval_s)
+    clocks = clocks or Clocks()
+    master = Master.open(directory / "meta", UFS, origin, interval_s, clocks.wall)
     config = WorkerConfig(str(directory / "tier"), limit_bytes, origin_deadline_s=5.0)
     cache = await Cache.start(
         config, [spec_of(config)], lambda ns: master, lambda ns, key: origin, clocks

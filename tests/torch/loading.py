@@ -68,6 +68,19 @@ def loader_processes_may_stay(path: str, home: str) -> None:
         assert batches(loader) == whole
 
 
+class FreezeCounts(torch.utils.data.Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return gc.get_freeze_count()
+
+
+def loader_processes_share_what_garbage_collections_look_at(path: str, home: str) -> None:
+    sampler = ct.OrderSampler(ct.Manifest(path, home=home), seed=7)
+    for workers in (0, 2):
+        loader = ct.DataLoader(FreezeCounts(), sampler=sampler, num_workers=workers)
+        assert (int(next(iter(loader))) > 100_000) == (workers > 0)
+        assert gc.get_freeze_count() == 0
+
+
 def a_plain_loader_of_torch_reads_whole_batches(path: str, home: str) -> None:
     manifest = ct.Manifest(path, home=home)
     asked: list[int] = []

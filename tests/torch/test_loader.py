@@ -29,6 +29,7 @@ def test_the_state_counts_what_was_yielded(
     [
         "loader_processes_may_be_spawned",
         "loader_processes_may_stay",
+        "loader_processes_share_what_garbage_collections_look_at",
         "a_plain_loader_of_torch_reads_whole_batches",
         "wrong_options_are_refused",
         "an_index_out_of_range_is_an_error_and_loses_nothing",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SERVER_LIBRARIES = {"aiohttp", "boto3", "botocore", "lmdb", "obstore", "pyarrow", "pycurl"}
+SERVER_LIBRARIES = {"aiohttp", "boto3", "botocore", "lmdb", "lxml", "obstore", "pyarrow", "pycurl"}
 SERVER_CODE = {"connectors", "master", "worker"}
 HELP_CPU_LIMIT_S = 0.25
 

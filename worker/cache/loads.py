@@ -110,7 +110,10 @@ class TierLoading:
             self._catalog.leave(entry)
             return PrefetchResult.HERE
         need_bytes = allocation(entry.size)
-        has_room = not entry.detached and self._space.reserve_nowait(need_bytes, entry)
+        from_floor = ticket is not None and self._segments.lends_floor
+        has_room = not entry.detached and self._space.reserve_nowait(
+            need_bytes, entry, from_floor=from_floor
+        )
         if not has_room and (entry.detached or not self._space.may_fit(need_bytes, entry)):
             return self._bring_in_transit(entry, ended, ticket)
         self._filler.claim(

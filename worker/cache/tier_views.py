@@ -131,22 +131,42 @@ class TierViews:
         directory = self._disk.directory
         await self._disk.call(trees.finish_directory, directory, view, path, record)
 
+    async def watch(self, view: int, most: int) -> None:
+        """Watches the use of a tree of `most` directories at most, from now on. Raises CannotWatch,
+        too."""
+        directory = self._disk.directory
+        watch, index = directory.tree_watches.watch, directory.index
+        await self._disk.call(watch, directory.views_fd, index, view, most, limit_s=TREE_LIMIT_S)
+
+    async def was_used(self, view: int) -> bool:
+        """Returns whether something in a watched tree was opened since the last call, or may have
+        been. Raises CannotWatch, too."""
+        directory = self._disk.directory
+        return await self._disk.call(directory.tree_watches.was_used, directory.views_fd, view)
+
+    async def unwatch(self, view: int) -> None:
+        """Ends the watches of a tree, if it has any."""
+        await self._disk.call(self._disk.directory.tree_watches.forget, view)
+
     async def empty(self, view: int) -> None:
         """Unlinks all names of a tree at once, so that its covers show nothing."""
         await self._until_left(self._empty(view))
 
-    async def remove(self, view: int) -> None:
-        """Removes a tree and its record, and releases its contents."""
-        await self._until_left(self._remove(view))
+    async def remove(self, view: int, last_use_s: float | None = None) -> None:
+        """Removes a tree and its record, and releases its contents as last used at that time (wall
+        clock; None: now)."""
+        await self._until_left(self._remove(view, last_use_s))
 
-    async def _remove(self, view: int) -> None:
+    async def _remove(self, view: int, last_use_s: float | None) -> None:
         directory, writer = self._disk.directory, self._disk.writer
+        await self._disk.threads.run(directory.tree_watches.forget, view)
         async with self._one_change:
             batches = trees.remove(directory, writer, view)
             released: list[bytes] = []
             while True:  # contents are released while the next ones are removed
                 found, _ = await asyncio.gather(
-                    self._disk.threads.run(next, batches, None), self._release(released)
+                    self._disk.threads.run(next, batches, None),
+                    self._release(released, last_use_s),
                 )
                 if found is None:
                     return
@@ -171,13 +191,13 @@ class TierViews:
             await self._disk.threads.run(trees.withdraw, directory, writer, places)
             await self._release([one.record.content for one in places])
 
-    async def _release(self, keys: Sequence[bytes]) -> None:
+    async def _release(self, keys: Sequence[bytes], last_use_s: float | None = None) -> None:
         """Returns contents to admission, or to the load job that holds them. Called while no other
         change of trees runs, which could hold them again."""
         if not keys:
             return
         index = self._disk.directory.index
-        now_s = self._context.wall_s()
+        use_s = self._context.wall_s() if last_use_s is None else int(last_use_s)
         for start in range(0, len(keys), RELEASE_AT_ONCE):
             some = keys[start : start + RELEASE_AT_ONCE]
             records = await self._disk.threads.run(index.get_all, some)
@@ -185,7 +205,7 @@ class TierViews:
                 hold = None
                 if record is not None and record.held_until_s:
                     hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
-                self._contents.end_view(key, hold, now_s)
+                self._contents.end_view(key, hold, use_s)
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:

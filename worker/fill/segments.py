@@ -26,13 +26,13 @@ import collections
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from cachefs.core.messages import COPY_BYTES
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import ByteRange, PageRange, page_count, page_span, range_bytes
 from worker.fill.segment import Area, Segment, no_room
+from worker.fill.segment_want import SegmentWant
 from worker.fill.shares import ActiveReaders, is_crowded, piece_bytes, segments_kept
 from worker.fill.transfer import PIECE_PAGES
 from worker.fill.transit import Order, Ticket, Transit
@@ -55,22 +55,6 @@ WHOLE_SHARE: Final = (
 FRESH_S: Final = 5.0  # unread data is kept this long for its reader
 # In the scratch area, and as many in memory, with those that clients have: one descriptor each.
 MOST_SEGMENTS: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Want:
-    """A request for a segment. `gentle`: no reader waits for it, so it takes no room of segments
-    that readers wait for or have not read. `is_needed` returns whether a reader still waits for it.
-    `span`: the bytes of a part."""
-
-    key: bytes
-    file_bytes: int
-    pages: PageRange
-    span: ByteRange | None
-    area: Area
-    since_s: float
-    gentle: bool
-    is_needed: Callable[[], bool]
 
 
 class Segments:
@@ -146,6 +130,7 @@ class Segments:
 
     def waits(self, reader: Hashable) -> contextlib.AbstractContextManager[None]:
         """Counts a handle among those that share the room while it waits, and for a while after."""
+        self._contents.want_floor()
         return self.readers.waiting(reader, self._context.clocks.monotonic)
 
     @property
@@ -185,6 +170,14 @@ class Segments:
             )
         return self._context.memory.segments_limit_bytes
 
+    @property
+    def lends_floor(self) -> bool:
+        """True if announced files may take the room that is kept for segments: no reader has needed
+        it lately, and memory has as much room for files in transit."""
+        floor_bytes = self._contents.ledger.scratch_floor_bytes
+        memory_bytes = self._context.memory.segments_limit_bytes
+        return self._contents.lends_floor and memory_bytes >= floor_bytes
+
     def leave_tier(self) -> None:
         """Drops all segments on a disk that hangs. Their fills leave their places to fills that
         bypass the disk."""
@@ -212,7 +205,7 @@ class Segments:
         `COPY_BYTES` of them, for one reader."""
         area = Area(in_memory=in_memory, whole=whole)
         now, gentle = self._context.monotonic(), wait_s == 0
-        want = _Want(key, size_bytes, pages, span, area, now, gentle, is_needed)
+        want = SegmentWant(key, size_bytes, pages, span, area, now, gentle, is_needed)
         turn = self._whole_turn if whole else self._turn
         if not gentle:
             async with turn:
@@ -231,11 +224,12 @@ class Segments:
         now, need_bytes = self._context.monotonic(), allocation(size_bytes)
         if not self._disk.health.writable(now):
             return None
-        areas = (Area(in_memory=one, whole=True, transit=True) for one in (False, True))
+        places = (True,) if self._contents.ledger.lent_floor_bytes else (False, True)
+        areas = (Area(in_memory=one, whole=True, transit=True) for one in places)
         if not (area := next((a for a in areas if self._room(need_bytes, a, gentle=True)), None)):
             return None
         pages = (0, page_count(size_bytes))
-        want = _Want(key, size_bytes, pages, None, area, now, True, lambda: True)
+        want = SegmentWant(key, size_bytes, pages, None, area, now, True, lambda: True)
         segment = self._add(want, (0, size_bytes), pages, area)
         self.transit.expect(segment, ticket)
         return segment
@@ -253,7 +247,7 @@ class Segments:
         if segment is not None and self.transit.withdraw(segment, ticket, now, is_opened=is_opened):
             self.drop(segment)
 
-    async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
+    async def _in_turn(self, want: SegmentWant, wait_s: float) -> Segment:
         until = (want.since_s if want.area.whole else self._context.monotonic()) + wait_s
         while want.is_needed():
             now = self._context.monotonic()
@@ -262,6 +256,7 @@ class Segments:
                 segment = self._try(want, area)
                 if segment is not None:
                     return segment
+            self._contents.want_floor()
             if not is_next:
                 until = now + wait_s  # the transfers in progress have their own deadlines
             elif now >= until:
@@ -269,15 +264,18 @@ class Segments:
             await self._contents.room_changed.wait(POLL_S)
         raise no_room(in_memory=want.area.in_memory)
 
-    def _areas(self, want: _Want, now: float) -> Iterator[Area]:
+    def _areas(self, want: SegmentWant, now: float) -> Iterator[Area]:
         """Yields the areas to try. A part is copied only if no part could be lent for a while:
-        copies are short, so a read needs more of them."""
+        copies are short, so a read needs more of them. Whole files are in memory where cached files
+        take the room for segments: few are read, since others are in transit."""
         yield want.area
+        if want.area.whole and self._contents.ledger.lent_floor_bytes:
+            yield Area(in_memory=True, whole=True)
         since_s = want.since_s if want.span is None else max(want.since_s, self._part_lent_at_s)
         if not want.area.whole and now >= since_s + COPY_AFTER_S:
             yield Area(in_memory=True, copied=True)
 
-    def _try(self, want: _Want, area: Area) -> Segment | None:
+    def _try(self, want: SegmentWant, area: Area) -> Segment | None:
         if want.span is not None:
             return self._try_part(want, want.span, area)
         first, end = want.pages
@@ -291,7 +289,7 @@ class Segments:
             end = first + (end - first) // 2
         return None
 
-    def _try_part(self, want: _Want, span: ByteRange, area: Area) -> Segment | None:
+    def _try_part(self, want: SegmentWant, span: ByteRange, area: Area) -> Segment | None:
         start, stop = span
         if area.copied:
             stop = min(stop, start + COPY_BYTES)
@@ -340,13 +338,13 @@ class Segments:
     def _free_for_whole(self, area: Area) -> int:
         """Returns the room for whole files: a quarter is left to pieces of large files."""
         limit_bytes, whole, transit = self._limit_bytes, self._whole_bytes, self.transit.bytes
-        if area.transit and area.in_memory:
+        if area.in_memory and (area.transit or self._contents.ledger.lent_floor_bytes):
             limit_bytes = self._context.memory.segments_limit_bytes
-            return limit_bytes // WHOLE_SHARE - self.transit.memory_bytes
+            return limit_bytes // WHOLE_SHARE - self.transit.memory_bytes - whole
         free_bytes = limit_bytes // WHOLE_SHARE - (transit if area.transit else whole)
         return min(free_bytes, limit_bytes * 3 // 4 - whole - transit)
 
-    def _add(self, want: _Want, span: ByteRange, pages: PageRange, area: Area) -> Segment:
+    def _add(self, want: SegmentWant, span: ByteRange, pages: PageRange, area: Area) -> Segment:
         segment = Segment(want.key, span, pages, self._context.monotonic(), area)
         self._order_of(area)[id(segment)] = segment
         for page in range(*pages) if want.span is None else ():

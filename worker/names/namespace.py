@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachefs.core import cluster as c
 from cachefs.core.change_messages import ChangedFolders, changed_by
-from cachefs.core.errors import CacheFSError, NotFound, PositionGone, ProtocolError, Stale
+from cachefs.core.errors import (
+    CacheFSError,
+    NotFound,
+    PositionGone,
+    ProtocolError,
+    Stale,
+    Unsupported,
+)
 from cachefs.core.messages import (
     Done,
     Failure,
@@ -285,14 +292,24 @@ class RemoteNamespace(MasterJobs):
         async for batch in walk.files(self._walked, ino, known=False):
             yield batch
 
-    async def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+    async def known_files(
+        self, ino: int, *, shows_unlisted: bool = False
+    ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """See MetadataService."""
-        async for batch in walk.files(self._walked, ino, known=True):
+        ask = self._walked_and_unlisted if shows_unlisted else self._walked
+        async for batch in walk.files(ask, ino, known=True):
             yield batch
 
     async def _walked(self, ino: int, known: bool, cursor: bytes) -> c.Walked:
         request = c.Walk(self._namespace, ino, known, cursor)
         return await self._ask(request, c.Walked, answer_s=LISTING_S)
+
+    async def _walked_and_unlisted(self, ino: int, known: bool, cursor: bytes) -> c.Walked:
+        request = c.Walk(self._namespace, ino, known, cursor, shows_unlisted=True)
+        walked = await self._ask(request, c.Walked, answer_s=LISTING_S)
+        if walked.unlisted and not walked.shows_unlisted:
+            raise Unsupported("the master does not name directories that were never listed")
+        return walked
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
         """See MetadataService. Raises MasterUnreachable without a reply: then evict nothing."""

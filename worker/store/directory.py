@@ -40,6 +40,7 @@ from worker.store.records import (
     next_start,
     synced,
 )
+from worker.store.tree_watches import TreeWatches
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class TierDirectory:
         self._dir_fd = dir_fd
         self._lock_fd = lock_fd
         self._fds: dict[str, int] = {}
+        self.tree_watches = TreeWatches()
         self.kind = ""  # of the file system
         self.cached_at_start_bytes = 0
         self.has_unsynced = False  # an earlier process left records that it did not sync
@@ -455,6 +457,7 @@ class TierDirectory:
         the index, which then stays mapped; unmapping it would kill the process."""
         if hasattr(self, "index") and not in_use:
             self.index.close()
+            self.tree_watches.close()
         for fd in (*self._fds.values(), self._dir_fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)

@@ -118,14 +118,16 @@ class Admission:
             writable = self._is_writable()
             return writable and await self._reserve_by_evicting(size_bytes, entry)
 
-    def reserve_nowait(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
+    def reserve_nowait(
+        self, size_bytes: int, entry: SpaceRequest | None = None, *, from_floor: bool = False
+    ) -> bool:
         """Reserves room if there is some. Returns False where admission must decide or make
-        room."""
+        room. `from_floor`: see `Ledger.reserve`."""
         if not self._is_writable():
             return False
         if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
             return False
-        return self._take(size_bytes, entry)
+        return self._take(size_bytes, entry, from_floor=from_floor)
 
     async def reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
         """Reserves room regardless of admission: evicts everything that is not protected, held or
@@ -177,9 +179,11 @@ class Admission:
         quota_bytes = dict(bounds)[path]
         return FullQuota(path, quota_bytes, *charges.use(path, quota_bytes))
 
-    def _take(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
-        key = None if entry is None else entry.key
-        return self._contents.reserve(key, size_bytes, self._rule(entry).quotas)
+    def _take(
+        self, size_bytes: int, entry: SpaceRequest | None, *, from_floor: bool = False
+    ) -> bool:
+        key, quotas = None if entry is None else entry.key, self._rule(entry).quotas
+        return self._contents.reserve(key, size_bytes, quotas, from_floor=from_floor)
 
     def release(self, size_bytes: int) -> None:
         """Takes a promise back."""
@@ -280,7 +284,8 @@ class Admission:
 
     def _look_for_the_oldest(self) -> None:
         """Returns a lower bound of the last uses. Last uses only grow and new contents are used
-        now, so an old answer stays a lower bound."""
+        now, so an old answer stays a lower bound, but for contents that an unused view has released
+        since: those count from the next look on."""
         now = self._context.monotonic()
         if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
             self._oldest_use_s = min(self._contents.order.oldest_use_s(), self._context.wall_s())
@@ -300,10 +305,12 @@ class Admission:
 
     async def shrink(self) -> None:
         """Shrinks a cache that exceeds its limit, since the limit is lower than the former
-        process's. Evicts regardless of admission. Called periodically; where nothing may be evicted
-        it retries after growing pauses."""
+        process's, or that takes room which readers need for segments. Evicts regardless of
+        admission. Called periodically; where nothing may be evicted it retries after growing
+        pauses."""
         now = self._context.monotonic()
-        if not self._contents.ledger.over_limit_bytes:
+        before = self._excess_bytes
+        if not before:
             self._shrink_pause_s = PAUSE_S
             return
         if (
@@ -312,12 +319,18 @@ class Admission:
             or now < self._shrink_at_s
         ):
             return
-        before = self._contents.ledger.over_limit_bytes
         async with self._one_at_a_time:
             await self._make_room(0, None)
-        progress = self._contents.ledger.over_limit_bytes < before
+        progress = self._excess_bytes < before
         self._shrink_pause_s = PAUSE_S if progress else min(2 * self._shrink_pause_s, MOST_PAUSE_S)
         self._shrink_at_s = self._context.monotonic() + (0.0 if progress else self._shrink_pause_s)
+
+    @property
+    def _excess_bytes(self) -> int:
+        """The bytes that files must return."""
+        ledger = self._contents.ledger
+        lent_bytes = 0 if self._contents.lends_floor else ledger.lent_floor_bytes
+        return max(ledger.over_limit_bytes, lent_bytes)
 
     async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
         """Returns whether there is room, or contents unused for `idle_s` can be evicted for it."""

@@ -26,6 +26,8 @@ from worker.tier.rules import Rules
 log = logging.getLogger(__name__)
 
 IsOwned = Callable[[bytes, int, int], bool]
+RECORD_BYTES: Final = 1024  # of the index for a content, at most
+LEND_FLOOR_S: Final = 60.0  # after a reader's last need of room for segments
 # The deadline of contents that a view holds, which never comes.
 VIEW_S: Final = NEVER_S
 
@@ -101,11 +103,13 @@ class Contents:
         self.rules = Rules()
         self.order_known = False
         self.room_changed = Signal()
+        self.uses = 0  # so far, a number that changes with each
         self.guard: ViewGuard = _NoViews()
         self.trees_change = asyncio.Lock()  # of the trees of views, their records and holds
         self.is_owned = node.is_owned
         self.on_owners_changed = node.on_owners_changed
         self._clocks = clocks
+        self._floor_wanted_s = float("-inf")
         self._on_replicated = node.on_replicated
 
     def owns(self, key: bytes, size_bytes: int) -> bool:
@@ -129,7 +133,8 @@ class Contents:
             self.set_aside(key, hold)
 
     def add(self, key: bytes, size_bytes: int, last_use_s: int, rule: Rule) -> None:
-        """Adds a content that gets its first record."""
+        """Adds a content that gets its first record. Counts it until the index is measured."""
+        self.ledger.overhead_bytes += RECORD_BYTES
         self.order.insert(key, last_use_s)
         self.rules.put(key, rule)
         if rule.eviction:
@@ -155,6 +160,7 @@ class Contents:
 
     def use(self, key: bytes, now_s: int) -> None:
         """Records that a cached file was used now."""
+        self.uses += 1
         self.order.hit(key, now_s)
 
     def in_view(self, key: bytes) -> bool:
@@ -170,11 +176,11 @@ class Contents:
             self.order.hold(key, VIEW_S, though_read=True)
         return new
 
-    def end_view(self, key: bytes, hold: Hold | None, now_s: int) -> None:
+    def end_view(self, key: bytes, hold: Hold | None, last_use_s: int) -> None:
         """Ends the hold by a view. `hold`: the one by a load job that continues."""
         if not self.in_view(key):
             return
-        self.order.release(key, now_s)
+        self.order.release(key, last_use_s)
         if hold is not None:
             self._hold(key, hold)
 
@@ -225,10 +231,12 @@ class Contents:
 
     # ---- bytes ----
 
-    def reserve(self, key: bytes | None, size_bytes: int, bounds: Bounds) -> bool:
+    def reserve(
+        self, key: bytes | None, size_bytes: int, bounds: Bounds, *, from_floor: bool = False
+    ) -> bool:
         """Promises room for a fill, charged to the quotas `bounds`. Returns False, with nothing
-        changed, if there is none."""
-        if not self.ledger.reserve(size_bytes):
+        changed, if there is none. `from_floor`: see `Ledger.reserve`."""
+        if not self.ledger.reserve(size_bytes, from_floor=from_floor):
             return False
         if bounds and key is not None:
             self.charges.promise(key, bounds, size_bytes)
@@ -260,6 +268,15 @@ class Contents:
         """Accounts the last close of an unlinked file."""
         self.ledger.unlinked_bytes -= size_bytes
         self.room_changed.notify()
+
+    def want_floor(self) -> None:
+        """Notes that a reader needs the room for segments: files that take it are evicted."""
+        self._floor_wanted_s = self._clocks.monotonic()
+
+    @property
+    def lends_floor(self) -> bool:
+        """True if no reader has needed the room for segments lately."""
+        return self._clocks.monotonic() - self._floor_wanted_s >= LEND_FLOOR_S
 
     def take_scratch(self, size_bytes: int) -> bool:
         """Takes room for a segment. Returns False, with nothing changed, if there is none."""

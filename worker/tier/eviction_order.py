@@ -45,7 +45,8 @@ class EvictionOrder(Protocol):
         `though_read`, before it is read: who reads it releases it. An unknown key is ignored."""
 
     def release(self, key: bytes, now_s: int) -> None:
-        """It may go, as if used at `now_s`. A key that is not held is ignored."""
+        """It may go, as if used at `now_s`: as the newest, or as the oldest if the oldest was used
+        later. A key that is not held is ignored."""
 
     def held(self, key: bytes) -> tuple[int, bool]:
         """(until, though read) as in `hold`; (0, False) for what is not held."""
@@ -255,7 +256,11 @@ class _Slots:
         slot = self._slot.get(key)
         if slot is not None and self._held_until_s[slot]:
             self._put_back(slot, now_s)
-            self._link(slot, self._older[END], END)
+            oldest = self._newer[END]
+            if oldest != END and now_s < self._last_use_s[oldest]:
+                self._link(slot, END, oldest)
+            else:
+                self._link(slot, self._older[END], END)
 
     def _put_back(self, slot: int, now_s: int) -> None:
         self._held_until_s[slot] = 0

@@ -11,8 +11,9 @@ All figures are bytes really allocated (`st_blocks`), or promised to a fill in f
 Their sum stays at or below `limit_bytes`: room is promised before it is used. The index grows with
 what is filled and is measured now and then: `headroom_bytes` are promised to nobody. A part of the
 limit (`scratch_floor_bytes`) is kept from cached files, so that what the cache refuses can always
-be read. A limit that is lower than what an earlier process cached is exceeded until enough was
-evicted, and by the floor at most beyond that.
+be read. Files that take it all the same (`reserve`) are evicted once segments need it. A limit that
+is lower than what an earlier process cached is exceeded until enough was evicted, and by the floor
+at most beyond that.
 """
 
 from __future__ import annotations
@@ -79,25 +80,29 @@ class Ledger:
     @property
     def free_for_scratch(self) -> int:
         free_bytes = self._free_bytes
-        if self._files_take_floor:
+        if self._files_exceed_limit:
             free_bytes = max(free_bytes, self.scratch_floor_bytes - self.scratch_bytes)
         return min(free_bytes, self.scratch_limit_bytes - self.scratch_bytes)
 
     @property
-    def _files_take_floor(self) -> bool:
-        """True if cached files take the room reserved for segments, as after the limit was
-        lowered."""
-        kept_bytes = self.headroom_bytes + self.scratch_floor_bytes
-        return self.cached_bytes + self.overhead_bytes > self.limit_bytes - kept_bytes
+    def _files_exceed_limit(self) -> bool:
+        """True if the limit was lowered below the cached files."""
+        return self.cached_bytes + self.overhead_bytes > self.limit_bytes
+
+    @property
+    def lent_floor_bytes(self) -> int:
+        """The part of the room for segments that files take."""
+        return max(0, -self.free_for_files)
 
     @property
     def over_limit_bytes(self) -> int:
         """The bytes in use above the limit."""
         return max(0, self.used_bytes - self.limit_bytes)
 
-    def reserve(self, size_bytes: int) -> bool:
-        """Promises room for a fill; False (and nothing changed) when there is none."""
-        if size_bytes > self.free_for_files:
+    def reserve(self, size_bytes: int, *, from_floor: bool = False) -> bool:
+        """Promises room for a fill; False (and nothing changed) when there is none. `from_floor`:
+        unused room for segments, too."""
+        if size_bytes > (self._free_bytes if from_floor else self.free_for_files):
             return False
         self.reserved_bytes += size_bytes
         return True

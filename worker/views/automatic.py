@@ -1,8 +1,8 @@
 """The views that the policy `view` makes and ends without a command. Owned by the loop; `run` is
 the one task. The decisions are in `worker.views.choice`.
 
-A survey (`worker.views.survey`) begins only when something has changed since the last one, and
-takes a small share of the time.
+A survey (`worker.views.survey`) begins only when something has changed or was used since the last
+one, and takes a small share of the time, less while it finds nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cachefs.core.errors import CacheFSError
+from cachefs.core.messages import ViewStatus
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import AUTO, NEVER, shown
 from cachefs.core.services import MetadataService, PolicyService
 from worker.views.choice import (
+    MOST_REST_S,
     NO_POLICIES,
+    FileCounts,
     Pauses,
     QuietTimes,
     ViewCandidate,
@@ -26,6 +29,8 @@ from worker.views.choice import (
     YieldingView,
     candidates,
     gives_way,
+    too_wide,
+    why_too_wide,
 )
 from worker.views.covers import pause
 from worker.views.survey import survey
@@ -41,6 +46,7 @@ LOOK_S: Final = 5.0
 POLICIES_S: Final = 60.0  # between two requests for policies, of which no event tells
 RENEW_S: Final = 12.0  # after such an event each look requests them
 SURVEY_SHARE: Final = 50  # after a survey of a second there is none for this many seconds
+MOST_FRUITLESS: Final = 3  # surveys without a result that each double this time
 QUIET_S: Final = 60.0  # the most for which a directory must look the same before it is covered
 STUCK_S: Final = 60.0  # a view that no mount shows for so long is ended
 GIVE_WAY_S: Final = 5.0  # between two views of a tier that give way
@@ -64,14 +70,27 @@ class ViewMaker(Protocol):
 
 @dataclass(slots=True)
 class _Namespace:
-    """`seen`: what the last survey depended on."""
+    """`seen`: what the last survey depended on; None: another one is due. `fruitless`: the surveys
+    that found nothing, since one that did. `refused`: what `auto` does not cover, and why."""
 
     policies: ViewPolicies = NO_POLICIES
     policies_due_s: float = 0.0
     seen: object = None
     due_s: float = 0.0
+    fruitless: int = 0
     quiet: QuietTimes = field(default_factory=QuietTimes)
     pauses: Pauses = field(default_factory=Pauses)
+    rests: Pauses = field(default_factory=lambda: Pauses(MOST_REST_S))  # of what was not used
+    refused: list[ViewStatus] = field(default_factory=list)
+
+    def is_paused(self, path: bytes) -> bool:
+        return path in self.pauses or path in self.rests
+
+    def expire(self, now_s: float) -> None:
+        """Ends pauses."""
+        ended = [pauses.expire(now_s) for pauses in (self.pauses, self.rests)]
+        if any(ended):
+            self.seen = None
 
 
 class AutomaticViews:
@@ -111,7 +130,10 @@ class AutomaticViews:
         short, self._short = self._short, {}
         for tier, replaces in short.items():
             await self._make_one_give_way(tier, replaces=replaces)
-        for namespace in self._views.namespaces() | {view.namespace for view in self._made()}:
+        mounted = self._views.namespaces()
+        for namespace in {*self._known} - mounted:
+            self._known[namespace].refused = []
+        for namespace in mounted | {view.namespace for view in self._made()}:
             try:
                 await self._look(namespace)
             except CacheFSError as err:
@@ -135,8 +157,10 @@ class AutomaticViews:
 
     async def _make_one_give_way(self, tier: Tier, *, replaces: bool) -> None:
         views = self._yielding(tier)
+        for view in views:
+            await view.look_at_use()
         chosen = gives_way(
-            [YieldingView(number, view.since_s) for number, view in enumerate(views)],
+            [YieldingView(number, view.used_s) for number, view in enumerate(views)],
             oldest_use_s=tier.order.oldest_use_s(),
             idle_after_s=tier.idle_after_s,
             replaces=replaces,
@@ -146,9 +170,11 @@ class AutomaticViews:
             await self._give_way(views[chosen])
 
     async def give_way(self, tier: Tier) -> bool:
-        """Ends the view whose use is unknown for longest, for a load. Returns False without one."""
+        """Ends the view that was used longest ago, for a load. Returns False without one."""
         views = self._yielding(tier)
-        return bool(views) and await self._give_way(min(views, key=lambda view: view.since_s))
+        for view in views:
+            await view.look_at_use()
+        return bool(views) and await self._give_way(min(views, key=lambda view: view.used_s))
 
     def _yielding(self, tier: Tier) -> list[View]:
         return [view for view in self._made() if view.tier is tier and view.record.policy == AUTO]
@@ -179,9 +205,11 @@ class AutomaticViews:
         for view in self._made():
             if view.namespace == namespace and self._is_over(view, known, policies):
                 await self._end(view)
-        known.pauses.expire(now_s)
+        known.expire(now_s)
         is_mounted = namespace in self._views.namespaces()
-        if policies.wanted and is_mounted and now_s >= known.due_s:
+        if not policies.wanted:
+            known.refused = []
+        elif is_mounted and now_s >= known.due_s:
             await self._survey(namespace, known, policies)
 
     async def _policies(self, namespace: NamespaceId) -> ViewPolicies:
@@ -195,6 +223,9 @@ class AutomaticViews:
     def _is_over(self, view: View, known: _Namespace, policies: ViewPolicies) -> bool:
         """Returns whether a view that a policy made is to end."""
         if policies.at(view.path) != view.record.policy or not policies.is_whole(view.path):
+            return True
+        if view.is_unused:
+            known.rests.grow(view.path, self._monotonic())
             return True
         if self._is_stuck(view):
             known.pauses.grow(view.path, self._monotonic())
@@ -214,22 +245,60 @@ class AutomaticViews:
     ) -> None:
         service, began_s = self._service(namespace), self._monotonic()
         tiers = [one for one in self._cache.tiers() if one.in_service and one.order_known]
-        seen = policies, [(one.number, len(one.order)) for one in tiers], _position(service)
-        if seen == known.seen and not known.quiet.is_waiting and not known.pauses:
+        known_here = [(one.number, len(one.order), one.contents.uses) for one in tiers]
+        seen = policies, known_here, _position(service)
+        is_enough = any(len(one.order) >= policies.least_files for one in tiers)
+        if seen == known.seen or not is_enough:
             return
         known.seen = seen
-        found = candidates(
-            await survey(service, policies.wanted, [one.order for one in tiers]),
-            policies,
-            shown=[(view.path, view.record.policy) for view in self._shown(namespace)],
-            is_paused=known.pauses.__contains__,
-        )
-        known.due_s = self._monotonic() + SURVEY_SHARE * (self._monotonic() - began_s)
+        orders = [one.order for one in tiers]
+        totals = await survey(service, policies.wanted, orders, policies.least_files)
+        known.refused = self._refused(totals, policies, namespace)
+        shown = [(view.path, view.record.policy) for view in self._shown(namespace)]
+        found = candidates(totals, policies, shown=shown, is_paused=known.is_paused)
+        known.fruitless = 0 if found else min(known.fruitless + 1, MOST_FRUITLESS)
+        pause_s = SURVEY_SHARE * (self._monotonic() - began_s) * 2**known.fruitless
+        known.due_s = self._monotonic() + pause_s
         known.quiet.note(found, began_s)
         for one in found:
-            if known.quiet.for_s(one.path, began_s) >= await self._quiet_s(service, one):
-                known.quiet.forget(one.path)
-                await self._views.begin(namespace, one.path, tiers[one.tier], one.policy)
+            await self._begin(namespace, known, one, tiers[one.tier], began_s)
+
+    async def _begin(
+        self,
+        namespace: NamespaceId,
+        known: _Namespace,
+        one: ViewCandidate,
+        tier: Tier,
+        now_s: float,
+    ) -> None:
+        """Makes the view of a candidate that was the same for long enough."""
+        if not one.is_wanted(self._cache.clocks.wall()):
+            return
+        if known.quiet.for_s(one.path, now_s) < await self._quiet_s(self._service(namespace), one):
+            known.seen = None
+            return
+        known.quiet.forget(one.path)
+        await self._views.begin(namespace, one.path, tier, one.policy)
+
+    def _refused(
+        self, totals: dict[bytes, FileCounts], policies: ViewPolicies, namespace: NamespaceId
+    ) -> list[ViewStatus]:
+        shown = [view.path for view in self._shown(namespace)]
+        since = {one.path: one.since_s for one in self._of(namespace).refused}
+        now_s = self._cache.clocks.wall()
+        return [
+            _refusal(path, totals[path], since.get(path, now_s))
+            for path in too_wide(totals, policies, shown)
+        ]
+
+    def refused(self, namespace: NamespaceId) -> list[ViewStatus]:
+        """Returns the complete directories that `auto` does not cover, and why."""
+        known = self._known.get(namespace)
+        return known.refused if known is not None else []
+
+    def all_refused(self) -> list[tuple[NamespaceId, ViewStatus]]:
+        """Returns the same of all namespaces."""
+        return [(namespace, one) for namespace in self._known for one in self.refused(namespace)]
 
     def _shown(self, namespace: NamespaceId) -> list[View]:
         return [view for view in self._views.all() if view.namespace == namespace]
@@ -240,6 +309,11 @@ class AutomaticViews:
         assert isinstance(service, PolicyService)
         interval_s = (await service.policies_at(one.path)).policy.sync_interval_s
         return QUIET_S if interval_s is None or interval_s < 0 else min(interval_s, QUIET_S)
+
+
+def _refusal(path: bytes, counted: FileCounts, since_s: float) -> ViewStatus:
+    files, size_bytes, reason = counted.files, counted.size_bytes, why_too_wide(counted)
+    return ViewStatus(0, path, files, size_bytes, "impossible", since_s, 0, reason, AUTO)
 
 
 def _position(service: MetadataService) -> int:

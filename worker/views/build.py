@@ -71,6 +71,8 @@ class ViewPass:
                 await self._load([page.names[key] for key in missing])
                 missing = await views.apply(page)
             self._note_missing(page, missing)
+            if missing and not self.loads:
+                break  # before it lists more at the origin
             if finished is not None:
                 await views.finish_directory(self.view, page.path, finished)
         return self.built

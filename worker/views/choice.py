@@ -2,14 +2,15 @@
 Pure.
 
 A survey counts the known files of each directory, and how many of them each tier lacks. The highest
-directories that one tier has completely are chosen, after they looked the same for a while. A
-survey only knows names and records: the pass that builds the view finds what it did not see.
+directories that one tier has completely are chosen, after they looked the same for a while; by
+`auto` only such as are being used. A survey only knows names and records: the pass that builds the
+view finds what it did not see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cachefs.core.policies import AUTO, NATIVE, NEVER, above
@@ -17,8 +18,11 @@ from worker.views.pace import RebuildPace
 
 LEAST_FILES: Final = 1000
 MOST_MEAN_BYTES: Final = 1 << 20  # of larger files, an open costs little of what the read costs
-LEAST_PAUSE_S: Final = 60.0  # after a view that could not be built
+MOST_DIRECTORIES: Final = 4096  # whose use one view of `auto` has the kernel watch
+RECENT_S: Final = 60.0  # a directory is being used if something in it was used so long ago at most
+LEAST_PAUSE_S: Final = 60.0  # after a view that could not be built, or was not used
 MOST_PAUSE_S: Final = 3600.0
+MOST_REST_S: Final = 600.0  # of the pauses after views that were not used
 MOST_PACES: Final = 1024
 
 
@@ -27,14 +31,20 @@ MOST_PACES: Final = 1024
 
 @dataclass(slots=True)
 class FileCounts:
-    """The files of a directory. `missing`: by tier. `mark` changes with any of them."""
+    """The files of a directory. `missing`: by tier. `directories`: itself, and those below that
+    have files. `mark` changes with any of the files. `used_s`: the last known use of one (wall
+    clock; 0: none)."""
 
     missing: list[int]
     files: int = 0
+    directories: int = 0
     size_bytes: int = 0
     mark: int = 0
+    used_s: int = 0
 
     def add(self, other: FileCounts) -> None:
+        self.directories += other.directories
+        self.used_s = max(self.used_s, other.used_s)
         self.files += other.files
         self.size_bytes += other.size_bytes
         self.mark ^= other.mark
@@ -47,33 +57,68 @@ class FileCounts:
         return next((tier for tier, count in enumerate(self.missing) if not count), None)
 
 
-@dataclass(slots=True)
 class Counts:
-    """The counts of the directories' own files, by path."""
+    """The counts of directories with all below them, in the order of a walk: all below a directory
+    comes together. Of those that are complete in no tier, or have fewer files than `least_files`,
+    nothing is kept, as there may be millions."""
 
-    tiers: int
-    own: dict[bytes, FileCounts] = field(default_factory=dict)
+    def __init__(self, tiers: int, least_files: int) -> None:
+        self._tiers = tiers
+        self._least_files = least_files
+        self._open: list[tuple[bytes, FileCounts]] = []  # a directory and some above it
+        self._found: dict[bytes, FileCounts] = {}
 
-    def count(self, directory: bytes, ino: int, size_bytes: int, missing: Sequence[bool]) -> None:
+    def count(
+        self,
+        directory: bytes,
+        ino: int,
+        size_bytes: int,
+        missing: Sequence[bool],
+        used_s: int = 0,
+    ) -> None:
         """Counts one file."""
-        counted = self.own.get(directory)
-        if counted is None:
-            counted = self.own[directory] = FileCounts([0] * self.tiers)
+        counted = self._at(directory)
         counted.files += 1
+        counted.used_s = max(counted.used_s, used_s)
         counted.size_bytes += size_bytes
         counted.mark ^= hash((ino, size_bytes))
         for tier, is_missing in enumerate(missing):
             counted.missing[tier] += is_missing
 
+    def count_unlisted(self, directory: bytes) -> None:
+        """Counts a directory that was never listed: it lacks files in all tiers."""
+        counted = self._at(directory)
+        for tier in range(self._tiers):
+            counted.missing[tier] += 1
+
+    def _at(self, directory: bytes) -> FileCounts:
+        """Returns the counts of a directory's own files, after it has ended others."""
+        while self._open and not is_at_or_below(directory, self._open[-1][0]):
+            self._end()
+        if not self._open or self._open[-1][0] != directory:
+            top = self._open[-1][0] if self._open else None
+            below = [path for path in above(directory) if path != top and _is_under(path, top)]
+            self._open += [
+                (path, FileCounts([0] * self._tiers, directories=1)) for path in reversed(below)
+            ]
+        return self._open[-1][1]
+
+    def _end(self) -> None:
+        path, counted = self._open.pop()
+        if self._open:
+            self._open[-1][1].add(counted)
+        if counted.tier is not None and counted.files >= self._least_files:
+            self._found[path] = counted
+
     def totals(self) -> dict[bytes, FileCounts]:
-        """Returns the counts of each directory with all below it."""
-        found: dict[bytes, FileCounts] = {}
-        for directory, counted in self.own.items():
-            for path in above(directory):
-                if path not in found:
-                    found[path] = FileCounts([0] * self.tiers)
-                found[path].add(counted)
-        return found
+        """Returns what was kept. The counts are over."""
+        while self._open:
+            self._end()
+        return self._found
+
+
+def _is_under(path: bytes, top: bytes | None) -> bool:
+    return top is None or is_below(path, top)
 
 
 # ---- what is covered -----------------------------------------------------------------------------
@@ -90,6 +135,11 @@ class ViewPolicies(NamedTuple):
         some = {path for path, view in self.said.items() if view != NEVER}
         return [path for path in sorted(some) if not some & {*above(path)} - {path}]
 
+    @property
+    def least_files(self) -> int:
+        """The least number of files of a directory that is covered."""
+        return 1 if NATIVE in self.said.values() else LEAST_FILES
+
     def at(self, path: bytes) -> str:
         """Returns the policy in force at a path."""
         return next((self.said[one] for one in above(path) if one in self.said), NEVER)
@@ -103,12 +153,21 @@ NO_POLICIES: Final = ViewPolicies({})
 
 
 class ViewCandidate(NamedTuple):
-    """A directory that may be covered. `policy`: auto or native. `tier`: of those surveyed."""
+    """A directory that may be covered. `policy`: auto or native. `tier`: of those surveyed.
+    `used_s`: the last known use of a file by the mount (wall clock). `is_shown`: views lie below
+    it, whose files are used unseen; they end if nothing uses them."""
 
     path: bytes
     policy: str
     tier: int
     mark: tuple[int, int, int]
+    used_s: int = 0
+    is_shown: bool = False
+
+    def is_wanted(self, now_s: float) -> bool:
+        """Returns whether it is to be covered as soon as it was the same for long enough. What
+        `auto` covers is compared with its origin while it is used, so it begins with a use."""
+        return self.policy == NATIVE or self.is_shown or now_s - self.used_s <= RECENT_S
 
 
 def candidates(
@@ -130,15 +189,49 @@ def candidates(
             continue
         if not any(_is_in_the_way(path, *one) for one in shown):
             mark = counted.files, counted.size_bytes, counted.mark
-            found.append(ViewCandidate(path, policy, tier, mark))
+            is_shown = any(is_below(one, path) for one, _ in shown)
+            found.append(ViewCandidate(path, policy, tier, mark, counted.used_s, is_shown))
     return found
+
+
+def too_wide(
+    totals: Mapping[bytes, FileCounts], policies: ViewPolicies, shown: Sequence[bytes]
+) -> list[bytes]:
+    """Returns the highest complete directories that `auto` does not cover because they have too
+    many directories. `shown`: the paths of views, at and below which nothing is reported."""
+    found: list[bytes] = []
+    for path in sorted(totals):
+        counted = totals[path]
+        is_wide = _is_small(counted) and not _is_narrow(counted)
+        if not is_wide or counted.tier is None or policies.at(path) != AUTO:
+            continue
+        if policies.is_whole(path) and not any(
+            is_at_or_below(path, one) for one in (*found, *shown)
+        ):
+            found.append(path)
+    return found
+
+
+def why_too_wide(counted: FileCounts) -> str:
+    return (
+        f"{counted.directories:,} directories, of which view=auto takes {MOST_DIRECTORIES:,}: "
+        "freeze it"
+    )
 
 
 def _is_worth(policy: str, counted: FileCounts) -> bool:
     if policy == NATIVE:
         return counted.files > 0
+    return policy == AUTO and _is_small(counted) and _is_narrow(counted)
+
+
+def _is_small(counted: FileCounts) -> bool:
     enough = counted.files >= LEAST_FILES
-    return policy == AUTO and enough and counted.size_bytes <= MOST_MEAN_BYTES * counted.files
+    return enough and counted.size_bytes <= MOST_MEAN_BYTES * counted.files
+
+
+def _is_narrow(counted: FileCounts) -> bool:
+    return counted.directories <= MOST_DIRECTORIES
 
 
 def _is_in_the_way(path: bytes, shown: bytes, policy: str) -> bool:
@@ -164,16 +257,12 @@ class QuietTimes:
     def forget(self, path: bytes) -> None:
         self._since.pop(path, None)
 
-    @property
-    def is_waiting(self) -> bool:
-        """True if there are candidates."""
-        return bool(self._since)
-
 
 class Pauses:
-    """The paths at, above and below which no view is made for a while."""
+    """The paths at, above and below which no view is made for a while, `most_s` at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_s: float = MOST_PAUSE_S) -> None:
+        self._most_s = most_s
         self._until_s: dict[bytes, float] = {}
         self._paces: dict[bytes, RebuildPace] = {}
 
@@ -182,17 +271,17 @@ class Pauses:
 
     def grow(self, path: bytes, now_s: float) -> None:
         """Begins a pause that is longer each time."""
-        pace = self._paces.pop(path, None) or RebuildPace(LEAST_PAUSE_S, MOST_PAUSE_S)
+        pace = self._paces.pop(path, None) or RebuildPace(LEAST_PAUSE_S, self._most_s)
         self._paces[path] = pace
         if len(self._paces) > MOST_PACES:
             del self._paces[next(iter(self._paces))]
         self.put(path, pace.next_s(now_s))
 
-    def expire(self, now_s: float) -> None:
-        self._until_s = {path: end_s for path, end_s in self._until_s.items() if end_s > now_s}
-
-    def __len__(self) -> int:
-        return len(self._until_s)
+    def expire(self, now_s: float) -> bool:
+        """Ends pauses. Returns whether one has ended."""
+        before = self._until_s
+        self._until_s = {path: end_s for path, end_s in before.items() if end_s > now_s}
+        return len(self._until_s) < len(before)
 
     def __contains__(self, path: bytes) -> bool:
         return any(is_at_or_below(path, one) or is_below(one, path) for one in self._until_s)
@@ -202,10 +291,10 @@ class Pauses:
 
 
 class YieldingView(NamedTuple):
-    """A view that may give way. Readers use it unseen since `known_use_s` (wall clock)."""
+    """A view that may give way. `used_s`: its last known use (wall clock)."""
 
     number: int
-    known_use_s: float
+    used_s: float
 
 
 def gives_way(
@@ -218,12 +307,12 @@ def gives_way(
 ) -> int | None:
     """Returns the number of the view that gives way to data that found no room. `replaces`: such
     data takes the place of what was used longest ago (`oldest_use_s`: of all but views); a view
-    goes if its last known use is older. Else a view goes once it may have been idle for long."""
-    oldest = min(views, key=lambda one: one.known_use_s, default=None)
+    goes if its last use is older. Else a view goes once it was idle for long."""
+    oldest = min(views, key=lambda one: one.used_s, default=None)
     if oldest is None:
         return None
-    goes = replaces and oldest.known_use_s <= oldest_use_s
-    return oldest.number if goes or oldest.known_use_s + idle_after_s <= now_s else None
+    goes = replaces and oldest.used_s <= oldest_use_s
+    return oldest.number if goes or oldest.used_s + idle_after_s <= now_s else None
 
 
 # ---- paths ---------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ import msgspec
 from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import Invalidate, ViewStatus
 from cachefs.core.model import NamespaceId
-from cachefs.core.policies import shown
+from cachefs.core.policies import AUTO, shown
 from cachefs.core.units import format_size
 from worker.runtime.tasks import within
+from worker.store.tree_watches import CannotWatch
 from worker.tier.admission import NoRoom
+from worker.views import choice
 from worker.views.build import Built, ViewPass
 from worker.views.covers import CoverPlace, Covers, pause
 from worker.views.pace import RebuildPace
@@ -47,6 +49,7 @@ RESUME_S: Final = 5.0  # a mount waits this long for the comparison after a star
 # And then as long for the uncover. No longer: a client that is not attached does not resolve the
 # paths of its covers.
 RESUME_UNCOVER_S: Final = 1.0
+UNUSED: Final = "unused"  # why a view of `auto` was uncovered
 
 
 class Refused(Exception):
@@ -91,6 +94,9 @@ class View:
         self._woken = asyncio.Event()
         self._uncovering: asyncio.Task[None] | None = None
         self._unsure = False  # a mount may show the tree, although its covers were removed
+        self.used_s = self._clocks.wall()  # the last known use; a policy begins with one
+        self._used_since_compared = False
+        self.is_unused = False  # it was uncovered because nothing used it: it is to end
 
     # ---- what others see ----
 
@@ -114,6 +120,11 @@ class View:
         """Returns the seconds in which a mount was covered."""
         now = self._clocks.monotonic()
         return self._covered_s + (now - self._covered_at_s if self._covered_at_s else 0.0)
+
+    @property
+    def _is_watched(self) -> bool:
+        """True if its use is to be seen: it is compared with the origin only while it is used."""
+        return self.record.policy == AUTO
 
     def _reason(self, state: str) -> str:
         if state == "ready":
@@ -189,7 +200,8 @@ class View:
             else:
                 await pause(self._due_s, self._clocks.monotonic, self._woken)
                 self._woken.clear()
-                await self._build()
+                if not self.is_unused:
+                    await self._build()
 
     def _move(self, event: ViewEvent, reason: str = "") -> None:
         self.state = moved(self.state, event)
@@ -244,6 +256,7 @@ class View:
     async def _show_resumed(self, walk: TreeWalk) -> None:
         self._walk = walk
         await self._show(walk)
+        self._used_since_compared = True  # for all that is known
         if self.state is not ViewState.RESUMED:
             return self.covers.close()
         self._move(ViewEvent.SAME)
@@ -261,7 +274,7 @@ class View:
                 await self._finish(walk, built, changes)
             else:
                 self._postpone(ViewEvent.FAILED, "it changed while it was built")
-        except (Refused, NoSpace, TooDeep) as err:
+        except (Refused, NoSpace, TooDeep, CannotWatch) as err:
             self._postpone(ViewEvent.REFUSED, str(err))
         except (CacheFSError, OSError) as err:
             self._postpone(ViewEvent.FAILED, str(err))
@@ -314,6 +327,8 @@ class View:
     async def _show(self, walk: TreeWalk) -> None:
         fd = await self.tier.views.open_top(self.number)
         self.covers.open(CoverPlace(self.namespace, walk.top, self.path, fd))
+        if self._is_watched:
+            await self.tier.views.watch(self.number, choice.MOST_DIRECTORIES)
 
     async def _keep_record(self, cover: int) -> None:
         """Records the number of the covers, and the position up to which they are right."""
@@ -360,7 +375,29 @@ class View:
         except OSError as err:
             log.debug("the position of a view is not kept: %s", err)
 
+    async def look_at_use(self) -> None:
+        """Notes whether its covers were used since the last look, or may have been. What cannot be
+        seen counts as no use: else the origin would be listed for nothing."""
+        if self.state is not ViewState.READY:
+            return
+        try:
+            used = await self.tier.views.was_used(self.number)
+        except (CannotWatch, OSError) as err:
+            log.debug("the use of the view of %s cannot be seen: %s", shown(self.path), err)
+            return
+        if used:
+            self.used_s = self._clocks.wall()
+            self._used_since_compared = True
+
+    async def _is_used(self) -> bool:
+        """Returns whether its covers were used since the last comparison."""
+        await self.look_at_use()
+        used, self._used_since_compared = self._used_since_compared, False
+        return used
+
     async def _compare(self) -> None:
+        if self._is_watched and not await self._is_used():
+            return await self.uncover(UNUSED)
         walk = self._new_walk()
         try:
             differs = await self._new_pass().differs(walk)
@@ -391,6 +428,9 @@ class View:
         if not cleared:
             log.warning("a client has not removed its cover of %s", shown(self.path))
             await self.mounts.remove(self.number)
+        if self._is_watched:
+            with contextlib.suppress(OSError):  # the end of the tier ends them, too
+                await self.tier.views.unwatch(self.number)
         # A user may have made a bind mount of the covered directory.
         self._unsure = not cleared or await self.mounts.look(self.number) is TreeShown.SOMEWHERE
         try:
@@ -411,15 +451,19 @@ class View:
         self.uncovers[reason] = self.uncovers.get(reason, 0) + 1
         self._move(ViewEvent.UNCOVERED, f"uncovered: {reason}")
         self._due_s = self._pace.next_s(self._clocks.monotonic())
+        self.is_unused = reason == UNUSED
         self._woken.set()
 
     async def thaw(self) -> None:
         """Removes the covers and the tree, and releases the contents. `run` has ended. Raises
         OSError: call it again."""
+        if self._is_watched:
+            await self.look_at_use()
         await self.uncover("thaw")
         self.record = msgspec.structs.replace(self.record, thawed=True)
         await self.tier.views.put(self.number, self.record)
-        await self.tier.views.remove(self.number)
+        used_s = self.used_s if self._is_watched else None
+        await self.tier.views.remove(self.number, used_s)
         if self.state is not ViewState.GONE:
             self._move(ViewEvent.THAWED)
 

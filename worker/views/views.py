@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachefs.core.errors import (
@@ -415,7 +416,8 @@ class Views:
 
     def table(self, namespace: NamespaceId) -> ViewTable:
         """See `ListViews`."""
-        return ViewTable(sorted(_statuses(self._of(namespace)), key=lambda one: one.path))
+        found = [*_statuses(self._of(namespace)), *self.automatic.refused(namespace)]
+        return ViewTable(sorted(found, key=lambda one: one.path))
 
     def status(self) -> dict[str, Any]:
         """Returns plain values for `cachefs status` and the metrics."""
@@ -427,7 +429,7 @@ class Views:
             **total,
             "files": sum(row.files for row in rows),
             "bytes": sum(row.size_bytes for row in rows),
-            "rows": [_row(view) for view in self._views],
+            "rows": [*map(_row_of, self._views), *starmap(_row, self.automatic.all_refused())],
         }
 
 
@@ -435,12 +437,14 @@ def _statuses(views: Iterable[View]) -> list[ViewStatus]:
     return [view.status() for view in views]
 
 
-def _row(view: View) -> dict[str, Any]:
-    status = view.status()
+def _row_of(view: View) -> dict[str, Any]:
+    return {"tier": view.tier.index, **_row(view.namespace, view.status())}
+
+
+def _row(namespace: NamespaceId, status: ViewStatus) -> dict[str, Any]:
     return {
-        "path": shown(view.path),
-        "namespace": view.namespace.hex(),
-        "tier": view.tier.index,
+        "path": shown(status.path),
+        "namespace": namespace.hex(),
         "state": status.state,
         "reason": status.reason,
         "since_s": status.since_s,

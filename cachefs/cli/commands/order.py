@@ -13,8 +13,10 @@ import click
 from cachefs.cli import output
 from cachefs.client.directory_orders import DirectoryOrders
 from cachefs.core.errors import NotFound
+from cachefs.core.mountinfo import device_name, read_mounts
 
 POLL_S: Final = 1.0
+NATIVE: Final = 0  # no inode has this number
 
 
 @click.command("order")
@@ -37,6 +39,11 @@ def command(
     ends when its files were opened, after 10 minutes without an open, and with the mount."""
     orders = DirectoryOrders(path)
     inos = _inos_of(path, files_from)
+    if NATIVE in inos:  # complete on this node
+        inos = array.array("Q", (ino for ino in inos if ino != NATIVE))
+        if not inos:
+            click.echo("OK, all files are native: none needs an order")
+            return 0
     orders.announce(name, inos)
     if follow:
         _follow(orders, name, as_json)
@@ -48,16 +55,19 @@ def command(
 
 
 def _inos_of(path: str, lines: Iterable[bytes]) -> array.array[int]:
-    """Returns the inode numbers of the files, in their order. Lists each of their directories once.
+    """Returns the inode numbers of the files, in their order; `NATIVE` for those that the kernel
+    alone shows, whose numbers are of the cache's file system. Lists each of their directories once.
     Raises NotFound for the first name that does not exist."""
     base, listed, inos = os.fsencode(path), dict[bytes, dict[bytes, int]](), array.array("Q")
+    mounts = read_mounts()
+    native = {mount.device for mount in (*mounts, *mounts.covers) if mount.shows_view}
     for line in lines:
         name = line.rstrip(b"\n")
         if not name:
             continue
         folder, _, last = os.path.join(base, name).rpartition(b"/")
         if folder not in listed:
-            listed[folder] = _listing(folder)
+            listed[folder] = _listing(folder, native)
         ino = listed[folder].get(last)
         if ino is None:
             raise NotFound(
@@ -69,9 +79,12 @@ def _inos_of(path: str, lines: Iterable[bytes]) -> array.array[int]:
     return inos
 
 
-def _listing(folder: bytes) -> dict[bytes, int]:
+def _listing(folder: bytes, native: set[str]) -> dict[bytes, int]:
+    """`native`: the devices of views."""
     try:
         with os.scandir(folder) as entries:
+            if device_name(os.stat(folder).st_dev) in native:
+                return {entry.name: NATIVE for entry in entries}
             return {entry.name: entry.inode() for entry in entries}
     except (FileNotFoundError, NotADirectoryError):
         return {}

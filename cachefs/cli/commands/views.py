@@ -1,4 +1,5 @@
-"""`cachefs views`: the frozen directories, and whether the kernel alone shows them."""
+"""`cachefs views`: the directories that are frozen, or that a policy has covered, and whether the
+kernel alone shows them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _HEAD = ["path", "state", "since", "files", "size", "mounts", "by", "reason"]
 def command(
     path: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """List the frozen directories of the mount of PATH, or of all mounts.
+    """List the frozen and the covered directories of the mount of PATH, or of all mounts.
 
     \b
     cachefs views
@@ -42,7 +43,7 @@ def command(
     if as_json:
         return output.print_json([view_calls.document(*one) for one in found])
     if not found:
-        return click.echo("no directory is frozen; `cachefs freeze DIR` freezes one")
+        return click.echo("no directory is covered; `cachefs freeze DIR` freezes one")
     rows = [
         [
             view_calls.document(view, target)["path"],

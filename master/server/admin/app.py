@@ -8,6 +8,7 @@ name this machine as the host: another site may resolve its name to loopback (DN
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import struct
@@ -178,11 +179,7 @@ class AdminApp:
 def _question(request: web.BaseRequest) -> Question:
     """Returns the route of a request, and its path's parameters. Raises NotFound, or Refused for a
     method that the page does not have."""
-    below = request.rel_url.raw_path.removeprefix(a.API)
-    segments = [urllib.parse.unquote(part, errors="replace") for part in below.split("/")[1:]]
-    if segments and not segments[-1]:
-        segments.pop()
-    found = routes.find(segments)
+    found = _routes(request.rel_url.raw_path)
     if not found:
         raise NotFound("no such page", path=request.path, remedy=f"see {a.OPENAPI_PATH}")
     for route, params in found:
@@ -192,6 +189,18 @@ def _question(request: web.BaseRequest) -> Question:
     raise Refused(
         HTTPStatus.METHOD_NOT_ALLOWED, f"this page has no {request.method}", Allow=allowed
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _routes(raw_path: str) -> list[tuple[Route, dict[str, str]]]:
+    """Returns the routes of a path with their parameters, which the callers only read."""
+    segments = [
+        urllib.parse.unquote(part, errors="replace")
+        for part in raw_path.removeprefix(a.API).split("/")[1:]
+    ]
+    if segments and not segments[-1]:
+        segments.pop()
+    return routes.find(segments)
 
 
 def _params(asked: Question) -> Any:

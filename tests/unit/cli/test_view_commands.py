@@ -76,7 +76,7 @@ def test_views(node: FakeNode, run: Run) -> None:
     rows = json.loads(ok(run("views", "/mnt/data", "--json")))
     assert [row["path"] for row in rows] == ["/mnt/data/d", "/mnt/data/d/e"]
     node.views = []
-    assert "no directory is frozen" in ok(run("views", "/mnt/data"))
+    assert "no directory is covered" in ok(run("views", "/mnt/data"))
 
 
 def test_other_commands_name_the_view(node: FakeNode, run: Run) -> None:

@@ -137,6 +137,18 @@ def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
     assert asked.told == [(3, ""), (1, "unreachable")]
 
 
+def test_a_place_that_is_returned_twice_is_an_error() -> None:
+    """The limit stays what it is."""
+    source = Limit(Asked(), in_flight=1, wait_limit_s=0.01)
+    one = source.ask(b"f", FILE)
+    assert one is not None
+    one.ended(3, "")
+    with pytest.raises(ValueError, match="returned twice"):
+        one.ended(3, "")
+    assert source.ask(b"f", FILE) is not None
+    assert source.ask(b"f", FILE) is None
+
+
 def test_what_is_not_asked_for_leaves_its_place() -> None:
     ask = (source := Limit(Asked(), in_flight=1, wait_limit_s=0.01)).ask
     for _ in range(3):

@@ -17,7 +17,9 @@ from connectors.meter import Meter
 from connectors.registry import GROUP, check_options, known_options, normalise
 from tests.services import plugins
 
-CLIENTS = ("boto3", "botocore", "fsspec", "google", "hdfs_native", "obstore", "pyarrow", "pycurl")
+CLIENTS = (
+    "boto3", "botocore", "fsspec", "google", "hdfs_native", "lxml", "obstore", "pyarrow", "pycurl",
+)  # fmt: skip
 HEAD = "from connectors.scheme import Scheme\nclass {name}(Scheme):\n"
 NORMALISE = "    def normalise(self, scheme, rest): return f'{scheme}://{rest}'\n"
 Install = Callable[..., None]

@@ -20,6 +20,7 @@ from connectors.s3.listing import (
     directory_page,
     parse_listing,
 )
+from connectors.s3.listing_xml import page_texts
 
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 GOOD = {
@@ -63,6 +64,45 @@ def test_a_server_that_does_not_encode() -> None:
     assert [name for name, _ in found.objects] == ["a%20b+c&"]
 
 
+TEXTS = st.text(st.sampled_from('ab 7%+-/"&;<é'), max_size=4)
+OBJECT = st.lists(st.tuples(st.sampled_from([*GOOD, "Owner", "StorageClass"]), TEXTS), max_size=8)
+
+
+@given(st.lists(OBJECT, max_size=6), st.sampled_from([NAMESPACE, ""]))
+def test_the_texts_of_one_object_stay_together(
+    objects: list[list[tuple[str, str]]], namespace: str
+) -> None:
+    """Objects may lack elements, and have them twice: the first one counts."""
+    items = [[("Key", f"k{number}"), *texts] for number, texts in enumerate(objects)]
+    body = "".join(
+        "<Contents>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for tag, text in item)
+        + "</Contents>"
+        for item in items
+    )  # fmt: skip
+    found = page_texts(f"<ListBucketResult{namespace}>{body}</ListBucketResult>".encode())
+    first = [dict(reversed(item)) for item in items]
+    assert found.keys == [texts["Key"] for texts in first]
+    assert found.times == [texts.get("LastModified", "") for texts in first]
+    assert found.etags == [texts.get("ETag", "") for texts in first]
+    assert found.sizes == [texts.get("Size", "") for texts in first]
+
+
+def test_a_text_may_be_written_in_parts() -> None:
+    odd = {**GOOD, "Key": "a<!-- b -->c<![CDATA[d]]>e<?f g?>&#104;", "Size": "1<![CDATA[2]]>3"}
+    [(key, fingerprint)] = parse_listing(document(odd, {**GOOD, "Key": "z"})).objects[:1]
+    assert key == "acdeh"
+    assert fingerprint is not None
+    assert fingerprint.size == 123
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1", "shift_jis", "utf-7", "none"])
+def test_every_page_is_utf_8(encoding: str) -> None:
+    """Another encoding might hide a document type."""
+    declared = f'<?xml version="1.0" encoding="{encoding}"?>'.encode()
+    found = parse_listing(declared + document({**GOOD, "Key": "é+ADw-"}))
+    assert [key for key, _ in found.objects] == ["é+ADw-"]
+
+
 def test_what_a_comment_shows_is_no_object() -> None:
     hidden = document(GOOD).decode().partition("<Contents>")[2].partition("</ListBucket")[0]
     assert parse_listing(document(more=f"<!-- <Contents>{hidden} -->")).objects == []
@@ -80,8 +120,9 @@ def test_the_token_of_the_next_page() -> None:
         b"",
         b"not xml",
         document(GOOD)[:-5],
-        b'<?xml version="1.0" encoding="none"?>' + document(GOOD),
-        b'<?xml version="1.0" encoding="shift_jis"?>' + document(GOOD),
+        document({**GOOD, "Key": "k&undeclared;"}),
+        document({**GOOD, "Key": "kä"}).decode().encode("latin-1"),
+        document({**GOOD, "Key": "<x>" * 300 + "</x>" * 300}),
         document({name: value for name, value in GOOD.items() if name != "Key"}),
         document(more="<IsTruncated>true</IsTruncated>"),
     ],

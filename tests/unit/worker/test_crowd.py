@@ -36,7 +36,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
         return False
 
     monkeypatch.setattr(Admission, "reserve", reserve)
-    monkeypatch.setattr(Admission, "reserve_nowait", lambda *_: False)
+    monkeypatch.setattr(Admission, "reserve_nowait", lambda *_, **__: False)
     monkeypatch.setattr(Admission, "may_fit", lambda *_: False)
     monkeypatch.setattr(Segments, "are_crowded", True)
 

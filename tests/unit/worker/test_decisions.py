@@ -136,11 +136,12 @@ def test_shares_of_the_scratch_area(limit: int) -> None:
         assert scratch_limit(limit) == max(64 * MIB, min(512 * MIB, limit // 8))
 
 
-@given(st.lists(st.tuples(st.sampled_from("rsux"), st.integers(0, 4 * MIB)), max_size=80))
+@given(st.lists(st.tuples(st.sampled_from("rlsux"), st.integers(0, 4 * MIB)), max_size=80))
 def test_the_ledger_never_promises_more_than_the_limit(steps: list[tuple[str, int]]) -> None:
-    ledger = Ledger(64 * MIB)
+    ledger, is_lent = Ledger(64 * MIB), False
     for step, size in steps:
-        if step == "r" and ledger.reserve(size):
+        is_lent = is_lent or step == "l"
+        if step in "rl" and ledger.reserve(size, from_floor=step == "l"):
             ledger.reserved_bytes -= size
             ledger.cached_bytes += size
         elif step == "s":
@@ -152,4 +153,6 @@ def test_the_ledger_never_promises_more_than_the_limit(steps: list[tuple[str, in
             ledger.scratch_bytes -= size
         ledger.check_invariants()
         assert ledger.used_bytes + ledger.reserved_bytes <= ledger.limit_bytes
-        assert ledger.cached_bytes <= ledger.limit_bytes - ledger.scratch_floor_bytes
+        if not is_lent:
+            assert ledger.cached_bytes <= ledger.limit_bytes - ledger.scratch_floor_bytes
+            assert not ledger.lent_floor_bytes

@@ -152,11 +152,13 @@ class _Machine(RuleBasedStateMachine):
         self.real.hold(key, until_s, though_read=though_read)
         self.model.hold(key, until_s, though_read=though_read)
 
-    @rule(key=KEYS)
-    def release(self, key: bytes) -> None:
+    @rule(key=KEYS, age_s=st.sampled_from([0, 5, 600]))
+    def release(self, key: bytes, age_s: int) -> None:
         self.now_s += 1
-        self.real.release(key, self.now_s)
-        self.model.release(key, self.now_s)
+        use_s = self.now_s - age_s
+        oldest = bool(self.model.keys) and use_s < self.model.use_s[self.model.keys[0]]
+        self.real.release(key, use_s)
+        self.model.release(key, use_s, oldest=oldest)
 
     @rule(until_s=st.integers(1, 9))
     def release_due(self, until_s: int) -> None:

@@ -186,7 +186,7 @@ def test_a_loss_in_the_scratch_area_alone_is_noticed(
         rig.put(1, 9 * MIB)
         async with rig.worker() as worker:
             monkeypatch.setattr(Admission, "reserve", refuse)
-            monkeypatch.setattr(Admission, "reserve_nowait", lambda *_: False)
+            monkeypatch.setattr(Admission, "reserve_nowait", lambda *_, **__: False)
             await only(worker).housekeeping.sync()
             assert await read(worker, 1) == rig.data[1]
             await until(lambda: not only(worker)._filler._pieces)

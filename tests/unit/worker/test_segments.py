@@ -63,7 +63,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
         return False
 
     monkeypatch.setattr(Admission, "reserve", reserve)
-    monkeypatch.setattr(Admission, "reserve_nowait", lambda *_: False)
+    monkeypatch.setattr(Admission, "reserve_nowait", lambda *_, **__: False)
 
 
 def test_the_kernel_tells_whether_a_lent_file_in_memory_is_in_use() -> None:

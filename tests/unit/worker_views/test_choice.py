@@ -10,8 +10,11 @@ from cachefs.core.policies import AUTO, NATIVE, NEVER, above
 from worker.views.choice import (
     LEAST_FILES,
     LEAST_PAUSE_S,
+    MOST_DIRECTORIES,
     MOST_MEAN_BYTES,
     MOST_PAUSE_S,
+    MOST_REST_S,
+    RECENT_S,
     Counts,
     Pauses,
     QuietTimes,
@@ -22,6 +25,7 @@ from worker.views.choice import (
     gives_way,
     is_at_or_below,
     is_below,
+    too_wide,
 )
 
 
@@ -29,8 +33,8 @@ def counted(
     files: dict[bytes, int], *, missing: tuple[bytes, ...] = (), size_bytes: int = 100
 ) -> Counts:
     """`files`: the number by directory. `missing`: the directories of which tier 0 lacks a file."""
-    counts = Counts(1)
-    for place, (directory, count) in enumerate(files.items()):
+    counts = Counts(1, 1)
+    for place, (directory, count) in enumerate(sorted(files.items())):
         for number in range(count):
             lacks = directory in missing and number == 0
             counts.count(directory, 1_000_000 * place + number, size_bytes, [lacks])
@@ -71,13 +75,31 @@ def test_auto_takes_many_small_files_and_native_any() -> None:
 
 
 def test_one_tier_must_have_everything() -> None:
-    counts = Counts(2)
+    counts = Counts(2, LEAST_FILES)
     for number in range(2 * LEAST_FILES):
-        counts.count(b"a" if number % 2 else b"b", number, 10, [bool(number % 2), False])
+        lacks = number < LEAST_FILES
+        counts.count(b"a" if lacks else b"b", number, 10, [lacks, False])
     (one,) = candidates(
         counts.totals(), ViewPolicies({b"": AUTO}), shown=(), is_paused=Pauses().__contains__
     )
     assert (one.path, one.tier) == (b"", 1)
+
+
+def test_a_directory_that_was_never_listed_is_not_complete() -> None:
+    counts = counted({b"a/x": LEAST_FILES, b"a/y": LEAST_FILES})
+    counts.count_unlisted(b"a/z")
+    assert chosen(counts, {b"": AUTO}) == [b"a/x", b"a/y"]
+
+
+def test_directories_that_cannot_be_covered_are_not_kept() -> None:
+    counts = Counts(1, LEAST_FILES)
+    for number in range(2 * LEAST_FILES):
+        counts.count(b"a/%d" % number, number, 10, [False])
+        counts.count(b"a", -1 - number, 10, [False])  # its pages come between
+    counts.count(b"b", 9_000_000, 10, [True])
+    totals = counts.totals()
+    assert [*totals] == [b"a"]
+    assert (totals[b"a"].files, totals[b"a"].directories) == (4 * LEAST_FILES, 2 * LEAST_FILES + 1)
 
 
 def test_nothing_meets_what_an_operator_froze() -> None:
@@ -119,7 +141,54 @@ def test_a_directory_must_look_the_same_for_a_while() -> None:
     quiet.note([first._replace(mark=(1000, 5, 8))], 50.0)
     assert quiet.for_s(b"a", 55.0) == 5.0
     quiet.note([], 60.0)
-    assert not quiet.is_waiting
+    quiet.note([first], 70.0)
+    assert quiet.for_s(b"a", 75.0) == 5.0
+
+
+def test_auto_begins_with_a_use_and_native_without() -> None:
+    counts = counted({b"a": LEAST_FILES})
+    counts.count(b"a", 9_000_000, 100, [False], used_s=5000)
+    for policy in (AUTO, NATIVE):
+        (one,) = candidates(
+            counts.totals(), ViewPolicies({b"": policy}), shown=(), is_paused=Pauses().__contains__
+        )
+        assert (one.path, one.used_s) == (b"", 5000)
+        assert one.is_wanted(5000 + RECENT_S)
+        assert one.is_wanted(5001 + RECENT_S) == (policy == NATIVE)
+    (one,) = candidates(
+        counts.totals(),
+        ViewPolicies({b"": AUTO}),
+        shown=[(b"a", AUTO)],
+        is_paused=Pauses().__contains__,
+    )
+    assert one.is_wanted(9e9), "what lies below is in use"
+
+
+def wide(directories: int) -> Counts:
+    """Two directories, one of them with many below it, of a file each, and enough files itself."""
+    files = {b"a/%d" % number: 1 for number in range(directories - 1)}
+    return counted({**files, b"a": LEAST_FILES, b"b": LEAST_FILES})
+
+
+def test_auto_covers_no_more_directories_than_the_kernel_watches_for_it() -> None:
+    for extra, covered, refused in ((0, [b"a", b"b"], [b""]), (1, [b"b"], [b""])):
+        counts = wide(MOST_DIRECTORIES + extra)
+        said = {b"": AUTO}
+        assert chosen(counts, said) == covered
+        assert too_wide(counts.totals(), ViewPolicies(said), ()) == refused
+        assert chosen(counts, {b"": NATIVE}) == [b""]
+        assert too_wide(counts.totals(), ViewPolicies({b"": NATIVE}), ()) == []
+        assert too_wide(counts.totals(), ViewPolicies(said), (b"",)) == []
+    assert too_wide(counts.totals(), ViewPolicies({b"": NEVER, b"a": AUTO}), ()) == [b"a"]
+
+
+def test_views_that_are_not_used_rest_for_a_shorter_time() -> None:
+    rests = Pauses(MOST_REST_S)
+    for turn in range(10):
+        rests.grow(b"a", 300.0 * turn)
+    assert not rests.expire(2700.0 + MOST_REST_S - 1)
+    assert rests.expire(2700.0 + MOST_REST_S + 1)
+    assert b"a" not in rests
 
 
 VIEWS = [YieldingView(0, 500.0), YieldingView(1, 100.0)]
@@ -128,13 +197,13 @@ VIEWS = [YieldingView(0, 500.0), YieldingView(1, 100.0)]
 @pytest.mark.parametrize(
     ("replaces", "oldest_use_s", "now_s", "gone"),
     [
-        (False, 0.0, 3699.0, None),  # it may be in use for all that is known
+        (False, 0.0, 3699.0, None),  # it was not idle for long enough
         (False, 0.0, 3700.0, 1),
         (True, 99.0, 600.0, None),  # others were unused for longer
         (True, 100.0, 600.0, 1),
     ],
 )
-def test_a_view_gives_way_as_data_would_whose_last_use_was_its_cover(
+def test_a_view_gives_way_as_data_with_its_last_use_would(
     replaces: bool, oldest_use_s: float, now_s: float, gone: int | None
 ) -> None:
     found = gives_way(

@@ -1,0 +1,96 @@
+"""How the loader starts its processes, by a stand-in for torch's loader."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cachefs.core.errors import BadConfig
+from cachefs.trainers import loader
+from cachefs.trainers.loader import DataLoader
+from cachefs.trainers.manifest import Manifest
+from cachefs.trainers.sampler import OrderSampler
+
+
+class ForkingLoader:
+    """Forks a process at the start of an iteration, as torch's does. Its first item is the number
+    of objects that the garbage collection of that process leaves out."""
+
+    fails = False
+
+    def __init__(self, dataset: Any, *, batch_sampler: Any, num_workers: int) -> None:
+        self._batches = batch_sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.fails:
+            raise OSError("no process can be started")
+        return iter([frozen_in_child(), *self._batches])
+
+
+def frozen_in_child() -> int:
+    ours, childs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(childs, gc.get_freeze_count().to_bytes(8, "little"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = int.from_bytes(os.read(ours, 8), "little")
+    os.close(ours)
+    os.close(childs)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen() -> Iterator[None]:
+    """The process of the tests may have frozen what it had at its start."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    yield
+    if was_frozen:
+        gc.freeze()
+
+
+@pytest.fixture
+def make(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(loader, "torch_loader", lambda: ForkingLoader)
+    sampler = OrderSampler(manifest, seed=1)
+    return lambda workers: DataLoader([], sampler=sampler, batch_size=7, num_workers=workers)
+
+
+def test_loader_processes_do_not_copy_what_they_share_to_collect_garbage(make: Any) -> None:
+    objects = len(gc.get_objects())
+    batches = iter(make(2)._begun())
+    assert next(batches) > objects // 2
+    assert not gc.get_freeze_count(), "in this process everything is collected as before"
+    assert sum(map(len, batches)) == 25
+
+
+def test_without_processes_nothing_is_left_out(make: Any) -> None:
+    assert next(make(0)._begun()) == 0
+
+
+def test_a_start_that_fails_leaves_nothing_out(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkingLoader, "fails", True)
+    with pytest.raises(OSError, match="no process"):
+        make(2)._begun()
+    assert not gc.get_freeze_count()
+
+
+def test_what_the_program_has_left_out_stays_so(make: Any) -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        make(2)._begun()
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()
+
+
+def test_options_that_decide_the_order_are_refused(manifest: Manifest) -> None:
+    sampler = OrderSampler(manifest, seed=1)
+    with pytest.raises(BadConfig, match="shuffle: the sampler decides"):
+        DataLoader([], sampler=sampler, shuffle=True)
