@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 TIER_STATES = ("normal", "degraded", "offline")
-VIEW_STATES = ("building", "ready", "covered", "waiting", "impossible")
+VIEW_STATES = ("building", "ready", "covered", "waiting", "impossible", "thawing")
 
 
 class NodeCollector(Collector):

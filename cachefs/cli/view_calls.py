@@ -15,6 +15,7 @@ from cachefs.core.units import format_size
 
 COVERED = "covered"
 UNFINISHED = ("building", "ready")
+THAWING = "thawing"
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def views_of(session: Session) -> list[ViewStatus]:
 def view_at(views: Sequence[ViewStatus], path: bytes) -> ViewStatus | None:
     """Returns the view of a directory at or above a path of the namespace."""
     above = [view for view in views if _is_at_or_above(view.path, path.strip(b"/"))]
-    return max(above, key=lambda view: len(view.path), default=None)
+    return max(above, key=lambda view: (view.state != THAWING, len(view.path)), default=None)
 
 
 def facts_at(server: object, target: Target) -> dict[str, str]:

@@ -54,7 +54,8 @@ class Freeze(Message, frozen=True):
 
 
 class Thaw(Message, frozen=True):
-    """Removes the view of a directory, its covers first. Answered by Done. Raises NotFound."""
+    """Removes the view of a directory. Answered by Done when its covers are gone, and recorded that
+    it is no view any more. The worker then returns its files to admission. Raises NotFound."""
 
     namespace: NamespaceId
     path: bytes
@@ -68,7 +69,8 @@ class ListViews(Message, frozen=True):
 
 class ViewStatus(msgspec.Struct, frozen=True):
     """A view. `state`: `building` (files are loaded or linked), `ready` (no mount has covered it
-    yet), `covered`, `waiting` (after a change, until the directory is quiet), `impossible`.
+    yet), `covered`, `waiting` (after a change, until the directory is quiet), `impossible`,
+    `thawing` (no view any more; its files are being returned to admission, `files` are left).
     `since_s`: the time of that state (wall clock). `covers`: mounts that are covered. `reason`: one
     line, why it is not covered. `policy`: the policy `view` that made it; "": it was frozen."""
 

@@ -203,6 +203,10 @@ class Node:
             view._woken.set()
             await asyncio.sleep(0.005)
 
+    async def removed(self) -> None:
+        """Waits until the trees of thawed views are removed."""
+        await self.tier.views.removals.until_over(lambda record: True)
+
     async def sync(self, path: bytes = b"") -> None:
         """What `cachefs sync -r` does."""
         reply = await self.master.start_sync(path, recursive=True, dry_run=False)

@@ -5,7 +5,7 @@ ledgers, admission, eviction orders, and the real decisions of what goes to whic
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from tests.simulator.origin import BAD, File, Origin, Page
@@ -172,6 +172,33 @@ class Cache:
             takes_copies=lambda: bool(tier.order.copy_count) and self._owns(file.key),
         )
 
+    # ---- views ----
+
+    def is_complete(self, file: File) -> bool:
+        return len(self._disk.pages.get(file.key, ())) == file.pages
+
+    def in_view(self, key: bytes) -> bool:
+        return any(tier.order.held(key)[0] == NEVER_S for tier in self._tiers)
+
+    def hold(self, keys: Collection[bytes]) -> list[bytes]:
+        """Returns those that are held from now on."""
+        here = sorted(key for key in keys if key in self._bits)
+        return [
+            key
+            for number, tier in enumerate(self._tiers)
+            for key in tier.order.hold_all(self._of(number, here), NEVER_S)
+        ]
+
+    def release(self, keys: Collection[bytes], now_s: float) -> None:
+        for number, tier in enumerate(self._tiers):
+            tier.order.release_all(self._of(number, sorted(keys)), NEVER_S, int(now_s))
+
+    def _of(self, number: int, keys: Sequence[bytes]) -> list[bytes]:
+        return [key for key in keys if self._disk.tier_of.get(key) == number]
+
+    def held(self) -> set[bytes]:
+        return {key for key in self._bits if self.in_view(key)}
+
     # ---- going ----
 
     def candidates(self, number: int, verdict: Verdict, now_s: float) -> list[bytes]:
@@ -199,7 +226,7 @@ class Cache:
     def demote(self, key: bytes) -> bool:
         """To the next tier, if it was used and there is room below."""
         number = self._disk.tier_of.get(key)
-        if number is None or number + 1 == len(self._tiers):
+        if number is None or number + 1 == len(self._tiers) or self.in_view(key):
             return False
         moved = self._tiers[number].order.was_used(key) and self._move(key, number + 1)
         self.demoted += moved
@@ -208,7 +235,7 @@ class Cache:
     def promote(self, key: bytes, now_s: float) -> None:
         """The copy for a `Promote` is made."""
         number = self._disk.tier_of.get(key, 0)
-        moved = number > 0 and self._move(key, number - 1)
+        moved = number > 0 and not self.in_view(key) and self._move(key, number - 1)
         self.promoted += moved
         self._promotions.handle(Moved(key, moved), now_s)
 
@@ -245,6 +272,13 @@ class Cache:
     def _size_bytes(self, key: bytes) -> int:
         file = self._origin.by_key[key]
         return sum(allocation(file.page_bytes(page)) for page in self._disk.pages[key])
+
+    def check_bytes(self) -> None:
+        """No byte is counted twice, or lost."""
+        for number, tier in enumerate(self._tiers):
+            here = sum(self._size_bytes(key) for key in self._of(number, [*self._bits]))
+            assert tier.ledger.cached_bytes == here, "the accounts of a tier are wrong"
+            assert tier.ledger.reserved_bytes == 0, "promised room was not returned"
 
     def check_invariants(self) -> None:
         for tier in self._tiers:

@@ -45,19 +45,22 @@ def sort_of(seed: int) -> str:
 def run(seed: int, *, tracing: bool = False) -> Outcome:
     """Raises AssertionError, with the seed and the end of the story."""
     history = History(seed, tracing=tracing)
+    tell(history, f"seed {seed} ({sort_of(seed)})")
+    return Outcome(seed, sort_of(seed), history.world)
+
+
+def tell(history: History, name: str) -> None:
+    """Runs a history. Raises AssertionError, with its name and the end of its story."""
     try:
         history.run()
     except (LookupError, TypeError, ValueError) as err:
-        err.add_note(f"seed {seed}")
+        err.add_note(name)
         raise
     except AssertionError as err:
         story = "\n".join(history.world.counts.said[-40:])
         what = str(err) or traceback.format_exc(limit=-2)
         now_s = history.world.schedule.now_s
-        raise AssertionError(
-            f"seed {seed} ({sort_of(seed)}), {now_s:.3f} s: {what}\n{story}"
-        ) from err
-    return Outcome(seed, sort_of(seed), history.world)
+        raise AssertionError(f"{name}, {now_s:.3f} s: {what}\n{story}") from err
 
 
 class History:
@@ -159,6 +162,12 @@ class History:
     # ---- what happens ----
 
     def _something(self) -> None:
+        steps = self._steps()
+        weights = [weight for weight, _ in steps]
+        self.random.choices([step for _, step in steps], weights)[0]()
+
+    def _steps(self) -> list[tuple[float, Callable[[], None]]]:
+        """What may happen, and how likely it is."""
         steps: list[tuple[float, Callable[[], None]]] = [(20, self._read), (6, self._read_by_all)]
         steps += [(0.7, self._add), (0.5, self._drain), (0.4, self._set_replicas)]
         if self.sort != "calm":
@@ -170,8 +179,7 @@ class History:
                 (0.3, self._origin_down), (0.5, self._flip), (0.4, self._slow),
                 (0.3, self._slow_disk), (0.3, self._slow_origin), (0.2, self._lose_disk),
             ]  # fmt: skip
-        weights = [weight for weight, _ in steps]
-        self.random.choices([step for _, step in steps], weights)[0]()
+        return steps
 
     def _host(self, *, up: bool = True) -> WorkerHost | None:
         hosts = [host for host in self.world.hosts.values() if host.is_up is up]

@@ -15,6 +15,7 @@ from master.state.membership import (
     Outcome,
     Tick,
 )
+from tests.simulator.names import GetEvents, ListNames, Names
 from tests.simulator.network import Done as Reply
 from tests.simulator.network import Network
 from tests.simulator.origin import NAMESPACE
@@ -35,6 +36,7 @@ class MasterHost:
         self.protected: dict[bytes, float] = {}
         self.served: MasterServer | None = None
         self.saw_view: list[View] = []
+        self.names: Names | None = None
 
     @property
     def is_up(self) -> bool:
@@ -96,6 +98,9 @@ class MasterServer:
             case c.PermitEviction(_, contents):
                 allowed = [not self.host.is_protected(key) for key in contents]
                 return c.Permitted(allowed, PERMITTED_S)
+            case ListNames() | GetEvents():
+                assert self.host.names is not None
+                return self.host.names.answer(request)
         raise AssertionError(f"not for a master: {request}")
 
     def _handle(self, event: msgspec.Struct) -> Outcome:

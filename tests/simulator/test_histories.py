@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulator import view_history
 from tests.simulator.history import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,12 +36,25 @@ def test_what_must_hold_holds(sort: int) -> None:
     assert counted["failed"] < counted["reads"] / 10, f"too much failed: {counted}"
 
 
+def test_what_must_hold_of_views_holds() -> None:
+    covered = looks = evicted = 0
+    for seed in range(HERE):
+        counts = view_history.run(seed).world.counts
+        covered, looks = covered + counts.covered, looks + counts.looks
+        evicted += counts.evicted
+    assert covered > 5 * HERE, "too little was frozen to say anything"
+    assert looks > 50 * HERE, "nothing was seen through covers"
+    assert evicted > HERE, "no cache was full"
+
+
 @pytest.mark.timeout(60 + HISTORIES)
-def test_what_must_hold_holds_in_thousands_of_histories() -> None:
+@pytest.mark.parametrize("kind", ["", "--views"])
+def test_what_must_hold_holds_in_thousands_of_histories(kind: str) -> None:
+    flags = [kind] if kind else []
     share = -(-HISTORIES // PROCESSES)
     parts = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.simulator", str(first), "--many", str(share)],
+            [sys.executable, "-m", "tests.simulator", str(first), "--many", str(share), *flags],
             cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,

@@ -16,10 +16,13 @@ from cachefs.core.placement import Member, View
 from tests.simulator import master
 from tests.simulator.cache import MAKES_ROOM, Cache, Disk
 from tests.simulator.fetch import PIECE_PAGES, Data, Doubt, Fetch, GetData
+from tests.simulator.mounts import Mount
 from tests.simulator.network import Call, failed
 from tests.simulator.network import Done as Reply
 from tests.simulator.origin import NAMESPACE, File, Page
 from tests.simulator.schedule import Process
+from tests.simulator.trees import Tree
+from tests.simulator.views import NodeViews
 from worker.cache.peer_reads import with_replicas
 from worker.fill.source import NotHere, Purpose
 from worker.membership.member import is_newer
@@ -61,6 +64,9 @@ class WorkerHost:
         self.limits_bytes = limits_bytes
         self.admission = admission
         self.disk = Disk()
+        self.trees: dict[int, Tree] = {}
+        self.mounts: list[Mount] = []
+        self.is_blind = False  # its worker cannot see the mounts of others
         self.served: WorkerServer | None = None
 
     @property
@@ -78,12 +84,39 @@ class WorkerHost:
             self.served.process.is_alive = False
             self.world.network.died(self.served.process)
             self.world.ended(self.served)
+            if self.served.views is not None:
+                self.served.views.died()
 
     def leave(self) -> None:
         """Ends in order: says so, then dies."""
         if self.served is not None and self.served.process.is_alive:
             self.served.call(master.URL, c.Leave(self.id), lambda answer: None, limit_s=2.0)
             self.world.schedule.after(2.0, self.crash, self.served.process)
+
+    # ---- mounts ----
+
+    def is_shown(self, tree: Tree) -> bool:
+        covers = [laid.tree for mount in self.mounts for laid in mount.covers.values()]
+        return tree in covers and not self.is_blind
+
+    def is_nowhere(self, tree: Tree) -> bool:
+        return not self.is_blind and not self.is_shown(tree)
+
+    def remove_covers(self, tree: Tree) -> None:
+        """As the worker does it."""
+        for mount in self.mounts if not self.is_blind else ():
+            for number, laid in [*mount.covers.items()]:
+                if laid.tree is tree:
+                    del mount.covers[number]
+
+    def check_mounts(self) -> None:
+        for mount in self.mounts:
+            mount.check()
+
+    def check_unlinked(self, key: bytes) -> None:
+        for tree in self.trees.values():
+            shown = any(file.key == key for file in tree.links.values())
+            assert not shown, "a content of a tree was dropped"
 
 
 class Piece:
@@ -134,12 +167,15 @@ class WorkerServer:
         self.cache = Cache(
             host.disk, world.origin, host.limits_bytes, self._owns_first, admission=host.admission
         )
+        self.views = NodeViews(self) if world.names is not None else None
         self._coming: dict[Page, Piece] = {}
         self._is_ticking = self._is_making_room = False
 
     def start(self) -> None:
         self._register()
         self.process.after(self.world.random.uniform(0.0, 3.0), self._learn)
+        if self.views is not None:
+            self.views.start()
 
     def policies_changed(self) -> None:
         """What is open hears of it at once, what is cached is asked about a little later."""
@@ -363,16 +399,27 @@ class WorkerServer:
             cache.put(file, page, value, self.process.now_s)
             cache.check_invariants()
 
+        if not keys and self.views is not None:
+            self.views.give_way()
         if keys:
             self._is_making_room = True
             request = c.PermitEviction(NAMESPACE, keys)
             self.call(master.URL, request, answered, limit_s=PERMISSION_WAIT_S)
 
     def _evict(self, key: bytes, until_s: float) -> None:
-        if key in self.cache.users or self.process.now_s >= until_s:
+        if key in self.cache.users or self.process.now_s >= until_s or self._is_shown(key):
             return
         self.world.evicts(self, key)
         self.cache.drop(key)
+
+    def _is_shown(self, key: bytes) -> bool:
+        """Is it in a view, or about to be?"""
+        return self.views is not None and (self.cache.in_view(key) or key in self.views.fenced)
+
+    def drop(self, key: bytes) -> None:
+        self.host.check_unlinked(key)
+        if key not in self.cache.users:
+            self.cache.drop(key)
 
     def _use(self, key: bytes) -> None:
         for promote in self.cache.use(key, self.process.now_s):
@@ -394,8 +441,11 @@ class WorkerServer:
             case c.Offer():
                 reply(self._offered(request))
             case Doubt(key, page):
-                if (key, page) in self.host.disk.flipped and key not in self.cache.users:
-                    self.cache.drop(key)
+                if (key, page) in self.host.disk.flipped:
+                    if self.views is not None:
+                        self.views.drop([key])
+                    else:
+                        self.drop(key)
                 reply(Done())
             case _:
                 raise AssertionError(f"not for a worker: {request}")

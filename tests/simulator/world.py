@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from cachefs.core.placement import Placement, View
 from tests.simulator import master
 from tests.simulator.fetch import PIECE_PAGES
 from tests.simulator.master import PERMITTED_S, MasterHost
+from tests.simulator.names import Names
 from tests.simulator.network import Network
 from tests.simulator.origin import BAD, File, Origin
 from tests.simulator.schedule import Schedule
@@ -45,6 +47,8 @@ class Counts:
     demoted: int = 0
     given: int = 0  # blocks that reached their new owners
     views: int = 0
+    covered: int = 0  # times that a directory was ready to be covered
+    looks: int = 0  # at what covers show
     said: list[str] = field(default_factory=list)
 
 
@@ -73,6 +77,8 @@ class World:
         self.origin = Origin(self.random, files)
         self.master = MasterHost(self.schedule, self.network)
         self.hosts: dict[str, WorkerHost] = {}
+        self.names: Names | None = None  # without, no directory is frozen
+        self.numbers = itertools.count(1)
         self.counts = Counts()
         self.garbling = 0.0  # share of pages that change on their way
         self.last_fault_s = 0.0
@@ -191,6 +197,7 @@ class World:
 
     def evicts(self, server: WorkerServer, key: bytes) -> None:
         self.counts.evicted += 1
+        server.host.check_unlinked(key)
         since_s = self.master.protected.get(key)
         assert since_s is None or self.schedule.now_s < since_s + PERMITTED_S, (
             "what the master protects was evicted"

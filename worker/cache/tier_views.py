@@ -7,14 +7,18 @@ evicts or drops it. It is released after both are gone.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from worker.store import trees
+import msgspec
+
+from worker.cache.tree_removals import TreeRemovals
+from worker.store import tree_removal, trees
 from worker.store.changes import PutView
 from worker.store.holds import Hold
 from worker.store.records import HELD_READ
+from worker.store.tree_removal import RemovedNames
 from worker.store.trees import Place
 from worker.store.view_page import ViewPage
 from worker.store.view_records import NameRecord, ViewRecord
@@ -40,6 +44,7 @@ class TierViews:
         self._contents = contents
         self._catalog = catalog
         self._one_change = contents.trees_change
+        self.removals = TreeRemovals(context.tasks, self)
 
     @property
     def in_service(self) -> bool:
@@ -75,13 +80,40 @@ class TierViews:
         directory, writer = self._disk.directory, self._disk.writer
         await self._disk.call(trees.make, directory, writer, view, record)
 
+    async def replace(
+        self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
+    ) -> None:
+        """Begins another tree, in place of one that is removed from now on. Cancelled: continues,
+        as `thaw` does."""
+        await self._until_left(self._replace(former, former_record, view, record))
+
+    async def _replace(
+        self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
+    ) -> None:
+        directory, writer = self._disk.directory, self._disk.writer
+        thawed = former, msgspec.structs.replace(former_record, thawed=True)
+        async with self._one_change:
+            await self._disk.threads.run(trees.replace, directory, writer, thawed, view, record)
+            self.removals.start(*thawed, self._context.wall_s())
+
+    async def thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
+        """Records that a view is thawed, and begins the removal of its tree."""
+        await self._until_left(self._thaw(view, record, last_use_s))
+
+    async def _thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
+        change = PutView(view, record)
+        async with self._one_change:
+            await self._disk.threads.run(self._disk.writer.write, [change])
+            self.removals.start(view, record, self._context.wall_s(), last_use_s)
+
     async def put(self, view: int, record: ViewRecord) -> None:
         """Replaces the record of a view; returns once that is committed."""
         await self._disk.call(self._disk.writer.write, [PutView(view, record)])
 
     async def open_top(self, view: int, path: Sequence[bytes] = ()) -> int:
         """Returns a descriptor (O_PATH) of a directory in a tree, which the caller closes."""
-        return await self._disk.call(trees.open_top, self._disk.directory, view, path)
+        directory = self._disk.directory
+        return await self._disk.call(trees.open_top, directory, view, path, discard=os.close)
 
     async def differs(self, page: ViewPage) -> bool:
         """Returns whether the tree shows something else than the page says."""
@@ -99,8 +131,12 @@ class TierViews:
         # The fences first: who drops a content fences it, then waits for this lock.
         async with self._catalog.fenced(keys), self._one_change:
             new = self._contents.hold_for_view(keys)
+            # One that gets its first record meanwhile is not held, so it is not shown either.
+            not_held = frozenset(key for key in keys if key not in self._contents.order)
             try:
-                applied = await self._disk.threads.run(trees.apply, directory, writer, page)
+                applied = await self._disk.threads.run(
+                    trees.apply, directory, writer, page, not_held
+                )
             except OSError:
                 await self._release_unrecorded(page, new)
                 raise
@@ -152,25 +188,28 @@ class TierViews:
         """Unlinks all names of a tree at once, so that its covers show nothing."""
         await self._until_left(self._empty(view))
 
-    async def remove(self, view: int, last_use_s: float | None = None) -> None:
+    async def remove(
+        self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None = None
+    ) -> None:
         """Removes a tree and its record, and releases its contents as last used at that time (wall
-        clock; None: now)."""
-        await self._until_left(self._remove(view, last_use_s))
+        clock; None: now), in batches, with a call of `note` after each. Cancelled: it continues."""
+        if not self.in_service:
+            raise no_answer()
+        await self._until_left(self._remove(view, note, last_use_s))
 
-    async def _remove(self, view: int, last_use_s: float | None) -> None:
+    async def _remove(
+        self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None
+    ) -> None:
         directory, writer = self._disk.directory, self._disk.writer
         await self._disk.threads.run(directory.tree_watches.forget, view)
-        async with self._one_change:
-            batches = trees.remove(directory, writer, view)
-            released: list[bytes] = []
-            while True:  # contents are released while the next ones are removed
-                found, _ = await asyncio.gather(
-                    self._disk.threads.run(next, batches, None),
-                    self._release(released, last_use_s),
-                )
-                if found is None:
+        batches = tree_removal.remove(directory, writer, view)
+        while True:
+            async with self._one_change:
+                removed = await self._disk.threads.run(next, batches, None)
+                if removed is None:
                     return
-                released = found
+                await self._release(removed.contents, last_use_s)
+            note(removed)
 
     async def _empty(self, view: int) -> None:
         async with self._one_change:
@@ -194,18 +233,17 @@ class TierViews:
     async def _release(self, keys: Sequence[bytes], last_use_s: float | None = None) -> None:
         """Returns contents to admission, or to the load job that holds them. Called while no other
         change of trees runs, which could hold them again."""
-        if not keys:
-            return
         index = self._disk.directory.index
         use_s = self._context.wall_s() if last_use_s is None else int(last_use_s)
         for start in range(0, len(keys), RELEASE_AT_ONCE):
             some = keys[start : start + RELEASE_AT_ONCE]
             records = await self._disk.threads.run(index.get_all, some)
-            for key, record in zip(some, records, strict=True):
-                hold = None
-                if record is not None and record.held_until_s:
-                    hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
-                self._contents.end_view(key, hold, use_s)
+            holds = {
+                key: Hold(record.held_until_s, bool(record.flags & HELD_READ))
+                for key, record in zip(some, records, strict=True)
+                if record is not None and record.held_until_s
+            }
+            self._contents.end_view(some, holds, use_s)
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -67,12 +67,26 @@ def make(tier: TierDirectory, writer: Writer, view: int, record: ViewRecord) -> 
     tier.note_views(has_views=True)
     writer.write([PutView(view, record)])
     with suppress(FileExistsError):
-        os.mkdir(_name(view), 0o700, dir_fd=tier.views_fd)
+        os.mkdir(name_in_tier(view), 0o700, dir_fd=tier.views_fd)
+
+
+def replace(
+    tier: TierDirectory,
+    writer: Writer,
+    former: tuple[int, ViewRecord],
+    view: int,
+    record: ViewRecord,
+) -> None:
+    """Records another view in place of a former one, whose record says that it is thawed, and makes
+    its empty tree. Raises OSError."""
+    writer.write([PutView(view, record), PutView(*former)])
+    with suppress(FileExistsError):
+        os.mkdir(name_in_tier(view), 0o700, dir_fd=tier.views_fd)
 
 
 def open_top(tier: TierDirectory, view: int, path: Sequence[bytes] = ()) -> int:
     """Returns a descriptor (O_PATH) of a directory in a tree. Raises OSError."""
-    with _opened(tier, view, path) as fd:
+    with opened(tier, view, path) as fd:
         return os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
 
 
@@ -80,7 +94,7 @@ def empty(tier: TierDirectory, view: int) -> None:
     """Unlinks all names of a tree, whose records stay. Its top stays, so that a cover of it is
     empty from then on; so do directories that are mount points. Raises OSError."""
     try:
-        with _opened(tier, view, ()) as fd:
+        with opened(tier, view, ()) as fd:
             _clear(fd)
     except FileNotFoundError:
         pass
@@ -98,44 +112,22 @@ def _clear(fd: int) -> None:
             _clear(below)
         finally:
             os.close(below)
-        try:
-            os.rmdir(name, dir_fd=fd)
-        except OSError as err:  # a user has mounted something on it, or below it
-            if err.errno not in (errno.EBUSY, errno.ENOTEMPTY):
-                raise
+        remove_directory(fd, name)
 
 
-def remove(tier: TierDirectory, writer: Writer, view: int) -> Iterator[list[bytes]]:
-    """Removes a tree, then its records; yields the contents that were in it, in batches. A start
-    removes empty directories that were busy. Raises OSError."""
-    empty(tier, view)
+def remove_directory(parent_fd: int, name: str | bytes) -> None:
+    """Removes an empty directory, but not one on which, or below which, a user has mounted
+    something. Raises OSError."""
     try:
-        os.rmdir(_name(view), dir_fd=tier.views_fd)
+        os.rmdir(name, dir_fd=parent_fd)
     except OSError as err:
-        if err.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+        if err.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
             raise
-    head, attributes = view_key(view), _attributes_of(tier)
-    while names := _first(tier.index, head):
-        released: list[bytes] = []
-        for record in names.values():
-            _restore(tier, record, attributes, released)
-        writer.write([DropNames(names)])
-        yield released
-    writer.write([PutView(view, None)])
-    if not tier.index.views():
-        tier.note_views(has_views=False)
-
-
-def _first(index: Index, head: bytes) -> dict[bytes, NameRecord]:
-    """Returns the first names whose keys begin with `head`."""
-    return {
-        key: record for key, record in index.scan_names(head, NAMES_AT_ONCE) if key.startswith(head)
-    }
 
 
 def remove_unrecorded(tier: TierDirectory) -> None:
     """Removes trees without a record. Raises OSError."""
-    known = {_name(view) for view in tier.index.views()}
+    known = {name_in_tier(view) for view in tier.index.views()}
     for name in os.listdir(tier.views_fd):
         if name not in known:
             shutil.rmtree(name, dir_fd=tier.views_fd)
@@ -173,24 +165,27 @@ def differs(tier: TierDirectory, page: ViewPage) -> bool:
     return tier.index.names(page.view, page.ino, page.after, page.upto) != page.names
 
 
-def apply(tier: TierDirectory, writer: Writer, page: ViewPage) -> Applied:
-    """Makes a part of a directory show what the page says, but for files that are not complete.
-    Raises OSError."""
+def apply(
+    tier: TierDirectory, writer: Writer, page: ViewPage, not_held: Collection[bytes] = ()
+) -> Applied:
+    """Makes a part of a directory show what the page says, but for files that are not complete,
+    and for contents that the caller could not hold. Raises OSError."""
     applied = Applied()
     known = tier.index.names(page.view, page.ino, page.after, page.upto)
-    cached = _cached(tier, page.names)
+    cached = _cached(tier, page.names, not_held)
     complete = {key: one for key, one in page.names.items() if not one.content or key in cached}
     applied.missing = [key for key in page.names if key not in complete]
     gone, put = change(known, complete)
-    with _opened(tier, page.view, page.path) as fd:
+    with opened(tier, page.view, page.path) as fd:
         _remove(tier, writer, (page.view, page.ino), fd, gone, applied.released)
         head = directory_key(page.view, page.ino)
         if put:
             writer.write([PutNames(head, put)])
         for key, record in complete.items():
             if record.content:
-                _show_cached(tier, fd, name_of(key), cached[key], is_known=key not in put)
-                _set_attributes(name_of(key), fd, record, cached[key].info)
+                path, info = cached[key]
+                _show_cached(tier, fd, key, path, info, is_known=key not in put)
+                _set_attributes(key, fd, record, info)
             else:
                 _show(fd, name_of(key), record)
     return applied
@@ -200,7 +195,7 @@ def finish_directory(
     tier: TierDirectory, view: int, path: Sequence[bytes], record: NameRecord
 ) -> None:
     """Sets the attributes of a directory, whose names are complete. Raises OSError."""
-    with _opened(tier, view, path) as fd:
+    with opened(tier, view, path) as fd:
         os.fchown(fd, record.uid, record.gid)
         os.fchmod(fd, record.mode)
         os.utime(fd, ns=(record.mtime_ns, record.mtime_ns))
@@ -242,23 +237,24 @@ def _path(
 def withdraw(tier: TierDirectory, writer: Writer, places: Iterable[Place]) -> None:
     """Removes single names. Raises OSError."""
     for one in places:
-        with suppress(FileNotFoundError), _opened(tier, one.view, one.path) as fd:
+        with suppress(FileNotFoundError), opened(tier, one.view, one.path) as fd:
             os.unlink(name_of(one.key), dir_fd=fd)
-        _restore(tier, one.record, _attributes_of(tier), [])
+        restore(tier, one.record, attributes_of(tier))
         writer.write([DropNames([directory_key(one.view, one.ino) + one.key])])
 
 
 # ---- names ----
 
 
-def _name(view: int) -> str:
+def name_in_tier(view: int) -> str:
+    """Returns the name of a tree below `views/`."""
     return f"{view:016x}"
 
 
 @contextmanager
-def _opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[int]:
+def opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[int]:
     """Yields a descriptor of a directory of a tree."""
-    fd = os.open(_name(view), OPEN_DIRECTORY, dir_fd=tier.views_fd)
+    fd = os.open(name_in_tier(view), OPEN_DIRECTORY, dir_fd=tier.views_fd)
     try:
         for name in path:
             below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
@@ -269,7 +265,7 @@ def _opened(tier: TierDirectory, view: int, path: Sequence[bytes]) -> Iterator[i
         os.close(fd)
 
 
-class _Attributes(NamedTuple):
+class Attributes(NamedTuple):
     """Of cache files that are in no tree."""
 
     uid: int
@@ -277,56 +273,62 @@ class _Attributes(NamedTuple):
     mode: int
 
 
-def _attributes_of(tier: TierDirectory) -> _Attributes:
+def attributes_of(tier: TierDirectory) -> Attributes:
     shared = os.fstat(tier.pub_fd).st_mode & _OF_GROUP  # the worker shares its files
-    return _Attributes(os.geteuid(), os.getegid(), FILE_MODE if shared else _PRIVATE_MODE)
+    return Attributes(os.geteuid(), os.getegid(), FILE_MODE if shared else _PRIVATE_MODE)
 
 
-class _CacheFile(NamedTuple):
-    """`path`: below `files/`."""
-
-    path: str
-    info: os.stat_result
+_CacheFile = tuple[str, os.stat_result]  # its path below `files/`; a plain tuple is made faster
 
 
-def _cached(tier: TierDirectory, names: Mapping[bytes, NameRecord]) -> dict[bytes, _CacheFile]:
-    """Returns the files with bytes that are complete, trusted and here."""
-    files = [(key, record) for key, record in names.items() if record.content]
+def _cached(
+    tier: TierDirectory, names: Mapping[bytes, NameRecord], not_held: Collection[bytes]
+) -> dict[bytes, _CacheFile]:
+    """Returns the files with bytes that are complete, trusted, held and here."""
+    files = [
+        (key, record)
+        for key, record in names.items()
+        if record.content and record.content not in not_held
+    ]
     records = tier.index.get_all([record.content for _, record in files])
-    trusts, files_fd = tier.header.trusts, tier.files_fd
+    header, files_fd = tier.header, tier.files_fd
     found: dict[bytes, _CacheFile] = {}
     for (key, record), known in zip(files, records, strict=True):
-        if known is None or not known.complete or not trusts(known.epoch):
+        if known is None or not known.complete:
+            continue
+        if header.distrusted and not header.trusts(known.epoch):
             continue
         path = place(record.content.hex())
-        with suppress(FileNotFoundError):
+        try:
             info = os.stat(path, dir_fd=files_fd, follow_symlinks=False)
-            if info.st_size == record.size:
-                found[key] = _CacheFile(path, info)
+        except FileNotFoundError:
+            continue
+        if info.st_size == record.size:
+            found[key] = path, info
     return found
 
 
 def _show_cached(
-    tier: TierDirectory, fd: int, name: bytes, file: _CacheFile, *, is_known: bool
+    tier: TierDirectory, fd: int, name: bytes, path: str, info: os.stat_result, *, is_known: bool
 ) -> None:
-    """Makes a hard link to a cache file. `is_known`: the name had this record before, so it is
-    likely to exist."""
-    if is_known and _is_link(fd, name, file):
+    """Makes a hard link to the cache file at `path`. `is_known`: the name had this record before,
+    so it is likely to exist."""
+    if is_known and _is_link(fd, name, info):
         return
     try:
-        os.link(file.path, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
+        os.link(path, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
     except FileExistsError:
-        if not _is_link(fd, name, file):
+        if not _is_link(fd, name, info):
             os.unlink(name, dir_fd=fd)
-            os.link(file.path, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
+            os.link(path, name, src_dir_fd=tier.files_fd, dst_dir_fd=fd)
 
 
-def _is_link(fd: int, name: bytes, file: _CacheFile) -> bool:
+def _is_link(fd: int, name: bytes, file: os.stat_result) -> bool:
     try:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (info.st_dev, info.st_ino) == (file.info.st_dev, file.info.st_ino)
+    return (info.st_dev, info.st_ino) == (file.st_dev, file.st_ino)
 
 
 def _show(fd: int, name: bytes, record: NameRecord) -> None:
@@ -354,23 +356,21 @@ def _set_attributes(name: bytes, fd: int, record: NameRecord, info: os.stat_resu
         os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
 
 
-def _restore(
-    tier: TierDirectory, record: NameRecord, attributes: _Attributes, released: list[bytes]
-) -> None:
+def restore(tier: TierDirectory, record: NameRecord, attributes: Attributes) -> None:
     """Gives a cache file that left a tree the attributes of others. It may stay readable for
     others, as the folder above is 0700: another chmod is a fifth of the time of a removal."""
-    if not record.content:
+    mode, others = record.mode, attributes.mode
+    is_own = (record.uid, record.gid) == (attributes.uid, attributes.gid)
+    has_mode = mode | _READ_BY_OTHERS == others | _READ_BY_OTHERS and mode & others == others
+    if not record.content or (is_own and has_mode):
         return
-    released.append(record.content)
     path = place(record.content.hex())
     with suppress(FileNotFoundError):
-        if (record.uid, record.gid) != (attributes.uid, attributes.gid):
+        if not is_own:
             os.chown(
                 path, attributes.uid, attributes.gid, dir_fd=tier.files_fd, follow_symlinks=False
             )
-        if record.mode | _READ_BY_OTHERS != attributes.mode | _READ_BY_OTHERS or (
-            record.mode & attributes.mode != attributes.mode
-        ):
+        if not has_mode:
             os.chmod(path, attributes.mode, dir_fd=tier.files_fd)
 
 
@@ -383,14 +383,16 @@ def _remove(
     released: list[bytes],
 ) -> None:
     """Removes names of a directory (view, ino) and all below them, then their records."""
-    attributes = _attributes_of(tier)
+    attributes = attributes_of(tier)
     for key, record in names.items():
         if record.kind == DIRECTORY:
             _remove_directory(tier, writer, (directory[0], record.ino), fd, name_of(key), released)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(name_of(key), dir_fd=fd)
-            _restore(tier, record, attributes, released)
+            restore(tier, record, attributes)
+            if record.content:
+                released.append(record.content)
     if names:
         head = directory_key(*directory)
         writer.write([DropNames([head + key for key in names])])

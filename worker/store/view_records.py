@@ -28,7 +28,8 @@ class ViewRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     change of the tree, which may be incomplete. `position`: of the master's events; the tree shows
     the names as of this position. `losses`: the end of the last distrusted range of epochs at that
     time. `thawed`: the view is being removed. `top`: the ino of its directory; 0: not known yet.
-    `policy`: the policy `view` that made it; "": it was frozen."""
+    `policy`: the policy `view` that made it; "": it was frozen. `unsure`: a mount may show the tree
+    although it was uncovered: another tree takes its place."""
 
     namespace: bytes
     path: bytes
@@ -42,6 +43,7 @@ class ViewRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     thawed: bool = False
     top: int = 0
     policy: str = ""
+    unsure: bool = False
 
 
 class NameRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,7 +105,7 @@ def name_of(order_key: bytes) -> bytes:
 def name_record(inode: Inode, content: bytes, defaults: tuple[int, int, int, int]) -> NameRecord:
     """Returns the record of a name with the attributes that a mount with these defaults shows."""
     uid, gid, file_mode, dir_mode = defaults
-    kind = inode.kind.value
+    kind = int(inode.kind)  # a fifth of the time of `value`
     is_directory = kind == DIRECTORY
     mode = inode.mode & 0o7777 if inode.mode >= 0 else dir_mode if is_directory else file_mode
     return NameRecord(

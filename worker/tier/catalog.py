@@ -297,11 +297,9 @@ class Catalog:
     async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
         """Waits until none of the keys is fenced or being looked up, all at the same moment."""
         while True:
-            waits: list[asyncio.Future[None]] = []
-            for key in keys:
-                entry = self._live.get(key)
-                waits += [self._fences[key]] if key in self._fences else []
-                waits += [entry.looking] if entry is not None and entry.looking is not None else []
+            live = [self._live[key] for key in keys if key in self._live]
+            waits = [self._fences[key] for key in keys if key in self._fences]
+            waits += [entry.looking for entry in live if entry.looking is not None]
             if not waits:
                 return
             if not await self._ended(waits):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -171,18 +171,14 @@ class Contents:
     def hold_for_view(self, keys: Iterable[bytes]) -> list[bytes]:
         """Holds contents for a view; returns those that none has held. Does nothing for a content
         without a record."""
-        new = [key for key in keys if not self.in_view(key)]
-        for key in new:
-            self.order.hold(key, VIEW_S, though_read=True)
-        return new
+        return self.order.hold_all(keys, VIEW_S)
 
-    def end_view(self, key: bytes, hold: Hold | None, last_use_s: int) -> None:
-        """Ends the hold by a view. `hold`: the one by a load job that continues."""
-        if not self.in_view(key):
-            return
-        self.order.release(key, last_use_s)
-        if hold is not None:
-            self._hold(key, hold)
+    def end_view(self, keys: Iterable[bytes], holds: Mapping[bytes, Hold], last_use_s: int) -> None:
+        """Ends the holds of contents by a view. `holds`: those by load jobs that continue."""
+        for key in self.order.release_all(keys, VIEW_S, last_use_s):
+            if key in holds:
+                self._hold(key, holds[key])
+        self.room_changed.notify()
 
     def set_aside(self, key: bytes, hold: Hold) -> None:
         """Protects a content from eviction while it is held."""

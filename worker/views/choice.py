@@ -324,3 +324,8 @@ def is_below(path: bytes, top: bytes) -> bool:
 
 def is_at_or_below(path: bytes, top: bytes) -> bool:
     return path == top or is_below(path, top)
+
+
+def is_near(path: bytes, other: bytes) -> bool:
+    """Returns whether one is the other, or below it."""
+    return is_at_or_below(path, other) or is_at_or_below(other, path)

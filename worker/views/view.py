@@ -25,6 +25,7 @@ from worker.store.tree_watches import CannotWatch
 from worker.tier.admission import NoRoom
 from worker.views import choice
 from worker.views.build import Built, ViewPass
+from worker.views.choice import is_near
 from worker.views.covers import CoverPlace, Covers, pause
 from worker.views.pace import RebuildPace
 from worker.views.tree_mounts import TreeShown
@@ -93,7 +94,8 @@ class View:
         self._lay_s = 0.0  # when mounts without a cover are tried again
         self._woken = asyncio.Event()
         self._uncovering: asyncio.Task[None] | None = None
-        self._unsure = False  # a mount may show the tree, although its covers were removed
+        # A client that did not answer may still find, unread, what an earlier process sent.
+        self._is_inherited = bool(record.cover)
         self.used_s = self._clocks.wall()  # the last known use; a policy begins with one
         self._used_since_compared = False
         self.is_unused = False  # it was uncovered because nothing used it: it is to end
@@ -244,7 +246,7 @@ class View:
                 await self._show_resumed(walk)
         except (CacheFSError, OSError) as err:
             self.reason = str(err)
-        if self.state is ViewState.RESUMED:
+        if self.state is not ViewState.READY:  # also if an event has begun to uncover it
             await self.give_up_resuming()
         self.resumed.set()
 
@@ -266,6 +268,7 @@ class View:
         """Builds the tree, and lays covers if nothing has changed meanwhile."""
         if self.state is not ViewState.BUILDING:
             self._move(ViewEvent.DUE)
+        await self._until_former_trees_are_gone()
         changes = self._changes
         self._walk = walk = self._new_walk()
         try:
@@ -279,12 +282,22 @@ class View:
         except (CacheFSError, OSError) as err:
             self._postpone(ViewEvent.FAILED, str(err))
 
+    async def _until_former_trees_are_gone(self) -> None:
+        """Waits for the removal of trees with the same contents, which it releases."""
+
+        def concerns(record: ViewRecord) -> bool:
+            return record.namespace == self.record.namespace and is_near(record.path, self.path)
+
+        self.reason = "a former tree is being removed"
+        await self.tier.views.removals.until_over(concerns)
+        self.reason = ""
+
     async def _apply(self, walk: TreeWalk) -> Built:
         views = self.tier.views
         if not views.is_ready:
             raise OSError("the tier is out of service, or is being started")
         top = (await walk.find_top()).ino
-        if self._unsure or self.record.top not in (0, top):
+        if self.record.unsure or self.record.top not in (0, top):
             await self._replace_tree()
             walk.view = self.number
         # From now on no start takes the tree for a complete one.
@@ -304,9 +317,10 @@ class View:
     async def _replace_tree(self) -> None:
         """Begins another tree: a mount may still show the one before, or that one is of another
         directory, which was replaced."""
-        await self.tier.views.remove(self.number)
-        self.number = new_number()
-        self._unsure = False
+        former, former_record, self.number = self.number, self.record, new_number()
+        self.record = msgspec.structs.replace(self.record, cover=0, top=0, unsure=False)
+        await self.tier.views.replace(former, former_record, self.number, self.record)
+        await self._until_former_trees_are_gone()
 
     async def _finish(self, walk: TreeWalk, built: Built, changes: int) -> None:
         if walk.valid_until_s <= self._clocks.monotonic():
@@ -317,6 +331,7 @@ class View:
             return self._postpone(ViewEvent.FAILED, "it changed while it was built")
         self.covers.close()
         self.covers = Covers(number)
+        self._is_inherited = False
         await self._show(walk)
         if changes != self._changes:
             return self._postpone(ViewEvent.FAILED, "it changed while it was built")
@@ -432,12 +447,14 @@ class View:
             with contextlib.suppress(OSError):  # the end of the tier ends them, too
                 await self.tier.views.unwatch(self.number)
         # A user may have made a bind mount of the covered directory.
-        self._unsure = not cleared or await self.mounts.look(self.number) is TreeShown.SOMEWHERE
+        is_shown = await self.mounts.look(self.number) is TreeShown.SOMEWHERE
+        unsure = not cleared or self._is_inherited or is_shown
+        self.record = msgspec.structs.replace(self.record, cover=0, unsure=unsure)
         try:
-            if self._unsure:
-                await self.tier.views.empty(self.number)
-            self.record = msgspec.structs.replace(self.record, cover=0)
+            # First: no start may take a tree that was emptied for a complete one.
             await self.tier.views.put(self.number, self.record)
+            if unsure:
+                await self.tier.views.empty(self.number)
         except OSError as err:
             log.warning("the view of %s: %s", shown(self.path), err.strerror or err)
 
@@ -446,6 +463,7 @@ class View:
 
     def _uncovered(self, reason: str) -> None:
         self._uncovering = None
+        self.resumed.set()
         self.covers.close()
         self._note_covered()
         self.uncovers[reason] = self.uncovers.get(reason, 0) + 1
@@ -455,15 +473,14 @@ class View:
         self._woken.set()
 
     async def thaw(self) -> None:
-        """Removes the covers and the tree, and releases the contents. `run` has ended. Raises
-        OSError: call it again."""
+        """Removes the covers, and begins the removal of the tree, which releases the contents.
+        `run` has ended. Raises OSError: call it again."""
         if self._is_watched:
             await self.look_at_use()
         await self.uncover("thaw")
         self.record = msgspec.structs.replace(self.record, thawed=True)
-        await self.tier.views.put(self.number, self.record)
         used_s = self.used_s if self._is_watched else None
-        await self.tier.views.remove(self.number, used_s)
+        await self.tier.views.thaw(self.number, self.record, used_s)
         if self.state is not ViewState.GONE:
             self._move(ViewEvent.THAWED)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ from cachefs.core.errors import (
     Unavailable,
     Unsupported,
 )
-from cachefs.core.messages import Invalidate, ViewStatus, ViewTable
+from cachefs.core.messages import Invalidate, ViewTable
 from cachefs.core.model import Kind, NamespaceId
 from cachefs.core.policies import Policy, normal, shown
 from cachefs.core.services import MetadataService, PolicyService, PositionedEvents
@@ -27,11 +27,12 @@ from worker.runtime.tasks import Tasks, within
 from worker.store.view_records import ViewRecord
 from worker.views.automatic import AutomaticViews
 from worker.views.build import Built, ViewPass
-from worker.views.choice import is_at_or_below, is_below
+from worker.views.choice import is_at_or_below, is_below, is_near
 from worker.views.namespace_events import NamespaceEvents, PositionedService
 from worker.views.tier_guard import TierGuard
 from worker.views.tree_mounts import TreeMounts
 from worker.views.view import RESUME_S, View, new_number
+from worker.views.view_rows import removals_of, row, status_of, view_rows
 from worker.views.walk import Defaults, TreeWalk
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ MOST_VIEWS: Final = 64  # of one namespace: so many covers a mount has at most
 FREEZE_WAIT_S: Final = 10.0
 REACH_STEPS: Final = 20
 ADOPT_WAIT_S: Final = 5.0
+REMOVED_WAIT_S: Final = 60.0
 RETRY_S: Final = 5.0
 
 
@@ -115,18 +117,12 @@ class Views:
             await asyncio.sleep(RETRY_S)
         for number, record in records.items():
             if record.thawed:
-                self._tasks.start(self._finish_thaw(tier, number))
+                tier.views.removals.start(number, record, self._cache.clocks.wall())
             else:
                 self._add(View(self._cache, self._mounts, tier, number, record))
         others = {*self._adopted.values()} - {asyncio.current_task()}
         if all(task.done() for task in others):
             self._take_reports()
-
-    async def _finish_thaw(self, tier: Tier, number: int) -> None:
-        try:
-            await tier.views.remove(number)
-        except OSError as err:
-            log.warning("a view is removed at the next start: %s", err)
 
     def _add(self, view: View) -> None:
         self._views.append(view)
@@ -189,6 +185,15 @@ class Views:
         async with self._freezing:
             if view in self._views and view.record.policy:
                 await self._thaw(view)
+                await self._removed(view)
+
+    async def _removed(self, view: View) -> None:
+        """Waits until the contents of a thawed view may be evicted, unless the disk hangs."""
+        over = view.tier.views.removals.until_over(lambda record: record is view.record)
+        try:
+            await within(over, REMOVED_WAIT_S)
+        except TimeoutError:
+            log.warning("the tree of %s is not removed yet", shown(view.path))
 
     # ---- mounts ----
 
@@ -264,7 +269,7 @@ class Views:
     async def uncover_path(self, namespace: NamespaceId, path: bytes, reason: str) -> None:
         """Uncovers the views at, above and below a path, before a command changes it."""
         path = normal(path)
-        near = [view for view in self._of(namespace) if _is_near(view.path, path)]
+        near = [view for view in self._of(namespace) if is_near(view.path, path)]
         await asyncio.gather(*(view.uncover(reason) for view in near))
 
     async def leave(self, tier: Tier, keys: Sequence[bytes]) -> None:
@@ -313,7 +318,7 @@ class Views:
             if is_at_or_below(path, view.path) and not view.record.policy:
                 view.hasten()
                 return view
-        near = [view for view in self._of(namespace) if _is_near(view.path, path)]
+        near = [view for view in self._of(namespace) if is_near(view.path, path)]
         if len(self._of(namespace)) - len(near) >= MOST_VIEWS:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
         tier = await self._tier_for(service, path)
@@ -416,43 +421,24 @@ class Views:
 
     def table(self, namespace: NamespaceId) -> ViewTable:
         """See `ListViews`."""
-        found = [*_statuses(self._of(namespace)), *self.automatic.refused(namespace)]
-        return ViewTable(sorted(found, key=lambda one: one.path))
+        views, removals = self._of(namespace), removals_of(self._cache.tiers())
+        rows = [view.status() for view in views]
+        rows += [status_of(one) for one in removals if one.record.namespace == namespace]
+        rows += self.automatic.refused(namespace)
+        return ViewTable(sorted(rows, key=lambda one: one.path))
 
     def status(self) -> dict[str, Any]:
         """Returns plain values for `cachefs status` and the metrics."""
         total = self._past
         for view in self._views:
             total = _summed(total, view)
-        rows = _statuses(self._views)
+        rows = view_rows(self._views, self._cache.tiers())
         return {
             **total,
-            "files": sum(row.files for row in rows),
-            "bytes": sum(row.size_bytes for row in rows),
-            "rows": [*map(_row_of, self._views), *starmap(_row, self.automatic.all_refused())],
+            "files": sum(one["files"] for one in rows),
+            "bytes": sum(one["bytes"] for one in rows),
+            "rows": [*rows, *starmap(row, self.automatic.all_refused())],
         }
-
-
-def _statuses(views: Iterable[View]) -> list[ViewStatus]:
-    return [view.status() for view in views]
-
-
-def _row_of(view: View) -> dict[str, Any]:
-    return {"tier": view.tier.index, **_row(view.namespace, view.status())}
-
-
-def _row(namespace: NamespaceId, status: ViewStatus) -> dict[str, Any]:
-    return {
-        "path": shown(status.path),
-        "namespace": namespace.hex(),
-        "state": status.state,
-        "reason": status.reason,
-        "since_s": status.since_s,
-        "files": status.files,
-        "bytes": status.size_bytes,
-        "covers": status.covers,
-        "policy": status.policy,
-    }
 
 
 def _summed(total: dict[str, Any], view: View) -> dict[str, Any]:
@@ -464,10 +450,6 @@ def _summed(total: dict[str, Any], view: View) -> dict[str, Any]:
         "covered_s": total["covered_s"] + view.covered_s(),
         "uncovers": uncovers,
     }
-
-
-def _is_near(path: bytes, other: bytes) -> bool:
-    return is_at_or_below(path, other) or is_at_or_below(other, path)
 
 
 async def _pin(service: MetadataService, path: bytes) -> bool:

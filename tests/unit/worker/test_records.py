@@ -65,7 +65,8 @@ EARLIER_VIEW = bytes.fromhex(
     "9bc4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec407747261696e2fff94cd03e864cd01a4cd01edc3"
     "4d050ccd100003c202"
 )
-GOLDEN_VIEW = b"\x9c" + EARLIER_VIEW[1:] + bytes.fromhex("a46175746f")
+LATER_VIEW = b"\x9c" + EARLIER_VIEW[1:] + bytes.fromhex("a46175746f")
+GOLDEN_VIEW = b"\x9d" + LATER_VIEW[1:] + bytes.fromhex("c3")
 GOLDEN_NAME = bytes.fromhex(
     "990901c4246b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b"
     "6bcd01a4cd03e864ffcd1000c400"
@@ -171,9 +172,10 @@ def test_the_header_of_a_tier_with_views_is_of_format_2() -> None:
 def test_records_of_views_decode() -> None:
     view = ViewRecord(
         b"n" * 16, b"train/\xff", (1000, 100, 0o644, 0o755), True, 77, 5, 12, 4096, 3, False, 2,
-        "auto",
+        "auto", True,
     )  # fmt: skip
-    assert decode_view(EARLIER_VIEW) == msgspec.structs.replace(view, policy="")
+    assert decode_view(EARLIER_VIEW) == msgspec.structs.replace(view, policy="", unsure=False)
+    assert decode_view(LATER_VIEW) == msgspec.structs.replace(view, unsure=False)
     assert decode_view(GOLDEN_VIEW) == view
     assert encode_view(view) == GOLDEN_VIEW
     name = NameRecord(9, 1, b"k" * 36, 0o644, 1000, 100, -1, 4096)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from worker.store import trees
+from worker.store import tree_removal, trees
 from worker.store.changes import PutFile
 from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
@@ -20,7 +21,7 @@ from worker.store.writer import Writer
 
 VIEW = 7
 TOP = 100
-RECORD = ViewRecord(b"n" * 16, b"train", (os.geteuid(), os.getegid(), 0o644, 0o755))
+RECORD = ViewRecord(b"n" * 16, b"train", (os.geteuid(), os.getegid(), 0o644, 0o755), top=TOP)
 MTIME_NS = 1_600_000_000_123_456_789
 
 
@@ -127,7 +128,8 @@ def build(disk: Disk, pages: list[ViewPage]) -> None:
 
 def remove(disk: Disk) -> list[bytes]:
     """The contents that were in the tree."""
-    return sorted(key for batch in trees.remove(disk.tier, disk.writer, VIEW) for key in batch)
+    batches = tree_removal.remove(disk.tier, disk.writer, VIEW)
+    return sorted(key for batch in batches for key in batch.contents)
 
 
 def test_a_tree_shows_names_bytes_and_attributes(disk: Disk) -> None:
@@ -185,6 +187,40 @@ def test_a_file_that_is_not_complete_is_not_shown(disk: Disk) -> None:
     applied = trees.apply(disk.tier, disk.writer, page(names))
     assert (sorted(applied.missing), applied.released) == ([b"here", b"not"], [content(1)])
     assert disk.shown() == {}
+
+
+def test_a_content_that_is_not_held_is_not_shown(disk: Disk) -> None:
+    trees.make(disk.tier, disk.writer, VIEW, RECORD)
+    names = {b"f": file(1, disk.cache(1)), b"g": file(2, disk.cache(2))}
+    applied = trees.apply(disk.tier, disk.writer, page(names), frozenset({content(2)}))
+    assert (applied.missing, [*disk.shown()]) == ([b"g"], ["f"])
+    disk.check()
+
+
+def test_a_tree_is_removed_in_batches_from_the_top_down(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_removal, "NAMES_AT_ONCE", 2)
+    pages = sample(disk)
+    build(disk, pages)
+    left = {content(n) for n in (1, 2, 3)}
+    for batch in tree_removal.remove(disk.tier, disk.writer, VIEW):
+        left -= {*batch.contents}
+        disk.check()
+        recorded = {record.content for _, record in disk.tier.index.scan_names(b"", 100)}
+        assert recorded - {b""} == left
+    assert not left
+    assert disk.tier.index.views() == {}
+
+
+def test_a_tree_that_takes_the_place_of_another_is_recorded_with_it(disk: Disk) -> None:
+    build(disk, sample(disk))
+    thawed = msgspec.structs.replace(RECORD, thawed=True)
+    trees.replace(disk.tier, disk.writer, (VIEW, thawed), VIEW + 1, RECORD)
+    assert disk.tier.index.views() == {VIEW: thawed, VIEW + 1: RECORD}
+    assert remove(disk) == [content(n) for n in (1, 2, 3)]
+    assert disk.tier.index.views() == {VIEW + 1: RECORD}
+    assert disk.tier.header.views
 
 
 def test_contents_are_found_and_withdrawn(disk: Disk) -> None:
