@@ -29,6 +29,7 @@ from bench.report import Result
 LATENCY_S = 0.02
 IN_FLIGHT = 256
 BATCHES = "cachefs, batches of 256"
+CURL_TO_FILES = "bare libcurl, each into a new file"
 COLUMNS = 40
 TURNS = 9
 FLAGS = ("--transport", "kernel")
@@ -77,7 +78,11 @@ def against(lab: Lab, data: Dataset, url: str) -> dict[str, Act]:
         with lab.ours(data.url, *FLAGS, url=url) as mount:
             return lab.read(mount, data, what="library_batches", destination=home_of(lab))
 
-    return {BATCHES: ours, CURL: lambda: lab.client("curl_files", data, url, IN_FLIGHT)}
+    return {
+        BATCHES: ours,
+        CURL: lambda: lab.client("curl_files", data, url, IN_FLIGHT),
+        CURL_TO_FILES: lambda: lab.client("curl_to_files", data, url, IN_FLIGHT),
+    }
 
 
 def home_of(lab: Lab) -> str:

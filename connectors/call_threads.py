@@ -68,11 +68,12 @@ class CallThreads:
         """The number of threads that are in calls that were left."""
         return self._lost
 
-    def start(self, act: Callable[[], T], until_s: float) -> Call[T]:
-        """Starts a call; waits for a free thread until `until_s` (`time.monotonic`). Raises
-        Unavailable if no thread is free."""
+    def start(self, act: Callable[[], T], until_s: float, *, waits: bool = True) -> Call[T]:
+        """Starts a call; waits for a free thread until `until_s` (`time.monotonic`), or not at all.
+        Raises Unavailable if no thread is free."""
         self._check()
-        if not self._free.acquire(timeout=max(0.0, min(until_s - time.monotonic(), 1e6))):
+        wait_s = max(0.0, min(until_s - time.monotonic(), 1e6)) if waits else 0.0
+        if not self._free.acquire(timeout=wait_s):
             raise Unavailable("every thread for calls of the client library is busy")
         call = Call(act, until_s)
         try:

@@ -9,11 +9,13 @@ above its first bad segment exist, since a listing with a delimiter shows them.
 
 from __future__ import annotations
 
-from typing import TypeVar
+import re
+from typing import Final, TypeVar
 
 from cachefs.core.model import MAX_NAME_BYTES
 
 T = TypeVar("T")
+_HIDDEN_SEGMENT: Final = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0|[^/]{%d}" % (MAX_NAME_BYTES + 1))
 
 
 def visible(name: bytes) -> bool:
@@ -29,7 +31,7 @@ def visible(name: bytes) -> bool:
 
 def visible_path(path: bytes) -> bool:
     """Returns whether this path below the root can exist. The root, b"", can."""
-    return not path or all(visible(segment) for segment in path.split(b"/"))
+    return not path or _HIDDEN_SEGMENT.search(path) is None
 
 
 def directories_win(files: dict[bytes, T], directories: set[bytes]) -> int:

@@ -79,7 +79,9 @@ class Limit(Decorator):
         finally:
             if ask is None:
                 self._release()
-        return ask and ask.also(lambda _size, _error: self._release())
+        if ask is not None:
+            ask.also(lambda _size, _error: self._release())
+        return ask
 
     def _acquire(self) -> None:
         wait_s = max(0.0, min(self._wait_limit_s, until() - self._clock()))

@@ -139,7 +139,9 @@ class Metered(Decorator):
             if error != NOT_SENT:
                 self._meter.whole(size_bytes, self._clock() - started, error)
 
-        return ask and ask.also(ended)
+        if ask is not None:
+            ask.also(ended)
+        return ask
 
 
 class MeteredBody:

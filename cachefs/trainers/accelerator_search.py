@@ -23,6 +23,10 @@ class AcceleratorSearch:
             return min(self._most, max(1, 2 * self.best))
         return (self.best + self._least_idle) // 2
 
+    def is_open(self, accelerators: int) -> bool:
+        """Returns whether it is not known of a number whether it is busy."""
+        return self.best < accelerators < self._least_idle
+
     def measured(self, accelerators: int, utilisation: float) -> None:
         if utilisation >= BUSY:
             self.best = max(self.best, accelerators)

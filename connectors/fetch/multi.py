@@ -45,7 +45,7 @@ class Multi:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._lock = threading.Lock()  # guards the close of `_wake_fd`
         self._is_closed = False
-        self._watched: set[int] = set()
+        self._watched: set[int] = set()  # sockets of requests; idle ones may be in the epoll, too
         self.due_s: float | None = None  # monotonic; when libcurl wants to be called
         self._running: dict[Any, Exchange] = {}
         self._curl: Any = pycurl.CurlMulti()
@@ -79,6 +79,8 @@ class Multi:
                 os.eventfd_read(self._wake_fd)
             elif fd in self._watched:
                 self._curl.socket_action(fd, _action(events))
+            else:  # an idle connection, which its server has closed
+                self._unregister(fd)
         if self.due_s is not None and self.due_s <= time.monotonic():
             self.due_s = None
             self._curl.socket_action(pycurl.SOCKET_TIMEOUT, 0)
@@ -114,14 +116,17 @@ class Multi:
         self._epoll.close()
 
     def _on_socket(self, what: int, fd: int, multi: Any, data: Any) -> None:
-        events = _EVENTS.get(what, 0)
-        if fd in self._watched:
-            self._watched.discard(fd)
-            with contextlib.suppress(OSError):  # a closed socket is no longer in the epoll
-                self._epoll.unregister(fd)
-        if events:
-            self._watched.add(fd)
-            self._epoll.register(fd, events)
+        if what not in _EVENTS:  # stays in the epoll, as the next request probably watches it again
+            return self._watched.discard(fd)
+        self._watched.add(fd)
+        try:
+            self._epoll.modify(fd, _EVENTS[what])
+        except FileNotFoundError:  # a new socket
+            self._epoll.register(fd, _EVENTS[what])
+
+    def _unregister(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # a closed socket is no longer in the epoll
+            self._epoll.unregister(fd)
 
     def _on_timer(self, timeout_ms: int) -> None:
         self.due_s = time.monotonic() + timeout_ms / 1000 if timeout_ms >= 0 else None

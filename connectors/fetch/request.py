@@ -18,6 +18,7 @@ _NAMES: Final = {
         "last-modified",
         "x-amz-bucket-region",
         "x-amz-request-id",
+        "x-amzn-requestid",
         "x-goog-generation",
         "x-guploader-uploadid",
         "x-ms-error-code",
@@ -61,29 +62,33 @@ class NewConnections(NamedTuple):
 
 NO_NEW_CONNECTIONS: Final = NewConnections(0, 0)
 OnConnected = Callable[[NewConnections], None]
+OnReadEnd = Callable[[int, str], None]
 
 
 def ignore_connections(made: NewConnections) -> None:
     """Discards the count: a `OnConnected` for callers without a meter."""
 
 
-class WholeFileRequest(NamedTuple):
-    """A request for a whole small file, and its call-backs. `ended` is called once with the bytes
-    received, and with "", the code of an error or `NOT_SENT`. `made` receives new connections."""
+class WholeFileRequest:
+    """A request for a whole small file, and its call-backs. `made` receives new connections."""
 
-    get: HttpRequest
-    ended: Callable[[int, str], None]
-    made: OnConnected = ignore_connections
+    __slots__ = ("_on_end", "get", "made")
 
-    def also(self, ended: Callable[[int, str], None]) -> WholeFileRequest:
-        """Returns the same request that also calls `ended`, before the former call-back."""
-        before = self.ended
+    def __init__(
+        self, get: HttpRequest, ended: OnReadEnd, made: OnConnected = ignore_connections
+    ) -> None:
+        self.get = get
+        self.made = made
+        self._on_end = [ended]
 
-        def both(size: int, error: str) -> None:
-            ended(size, error)
-            before(size, error)
+    def also(self, ended: OnReadEnd) -> None:
+        """Adds a call-back, which is called before those added earlier."""
+        self._on_end.append(ended)
 
-        return self._replace(ended=both)
+    def ended(self, size_bytes: int, error: str) -> None:
+        """Reports the end, once: the bytes received, and "", the code of an error or `NOT_SENT`."""
+        for ended in reversed(self._on_end):
+            ended(size_bytes, error)
 
 
 class Head:

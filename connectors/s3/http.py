@@ -25,25 +25,35 @@ _HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # libcurl re
 _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+def signed_options(
+    endpoint: Endpoint, keys: Keys | None, service: str
+) -> tuple[dict[int, Any], tuple[str, ...]]:
+    """Returns libcurl's options and the headers of requests to a service of AWS, or to a server
+    that speaks its protocol; unsigned without keys."""
+    scheme = endpoint.url.partition(":")[0]
+    proxy = endpoint.proxies.get(scheme) or endpoint.proxies.get("all", "")
+    trusted = get_cert_path(endpoint.verify)
+    options: dict[int, Any] = {
+        pycurl.PROXY: proxy,  # "": none, even if the environment has one
+        pycurl.CAINFO: trusted,
+        pycurl.PROXY_CAINFO: trusted,
+    }
+    if keys is None:
+        return options, ()
+    options[pycurl.AWS_SIGV4] = f"aws:amz:{endpoint.region}:{service}"
+    options[pycurl.USERNAME] = keys.access_key.encode()
+    options[pycurl.PASSWORD] = keys.secret_key.encode()
+    return options, (f"x-amz-security-token: {keys.token}",) if keys.token else ()
+
+
 class Requests:
     """Requests for a bucket and its objects, signed by libcurl with one pair of keys."""
 
     def __init__(self, endpoint: Endpoint, keys: Keys | None, requester_pays: bool) -> None:
-        scheme = endpoint.url.partition(":")[0]
-        proxy = endpoint.proxies.get(scheme) or endpoint.proxies.get("all", "")
-        trusted = get_cert_path(endpoint.verify)
         self._url = endpoint.url
-        self._options: dict[int, Any] = {
-            pycurl.PROXY: proxy,  # "": none, even if the environment has one
-            pycurl.CAINFO: trusted,
-            pycurl.PROXY_CAINFO: trusted,
-        }
+        self._options, signed = signed_options(endpoint, keys, "s3")
         headers = ["x-amz-request-payer: requester"] if requester_pays else []
-        if keys is not None:
-            self._options[pycurl.AWS_SIGV4] = f"aws:amz:{endpoint.region}:s3"
-            self._options[pycurl.USERNAME] = keys.access_key.encode()
-            self._options[pycurl.PASSWORD] = keys.secret_key.encode()
-            headers += [f"x-amz-security-token: {keys.token}"] if keys.token else []
+        headers += signed
         self._headers = tuple(headers)
 
     def get(

@@ -1,43 +1,59 @@
 """One queue of Amazon SQS, or of a server that speaks its protocol. Each call blocks a thread.
 
-The endpoint and the region are those of the queue's URL. Credentials, certificates and the profile
-are those of the source.
+libcurl sends the requests, in SQS's JSON protocol: a call of botocore takes several ms of CPU time,
+and a message with one event needs a fifth of a call. The endpoint and the region are those of the
+queue's URL. Credentials, certificates and the profile are those of the source.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from botocore import UNSIGNED
-from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    HTTPClientError,
-    SSLError,
-)
-from botocore.exceptions import (
-    ConnectionError as NoConnection,
-)
+import msgspec
+import pycurl
+from botocore.exceptions import BotoCoreError
+from botocore.utils import get_environ_proxies
 
-from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, Unreachable
+from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Unreachable
+from connectors.bodies import read_whole_body
 from connectors.event_queue import AT_ONCE, QueueMessage
-from connectors.s3.access import DEFAULT_REGION, Keys, S3Credentials, open_session
+from connectors.fetch.connection_pool import ConnectionPool, FetchBody
+from connectors.fetch.request import HttpRequest
+from connectors.s3.access import DEFAULT_REGION, Endpoint, S3Credentials, open_session
 from connectors.s3.errors import S3Failure, classify, from_botocore
+from connectors.s3.http import signed_options
 from connectors.s3.options import S3Options
 
-CONNECT_S: Final = 5.0
-ANSWER_S: Final = 10.0  # beyond the time that a request waits for messages
-CONNECTIONS: Final = 8
+REPLY_BYTES: Final = 16 << 20  # ten messages of 1 MiB, escaped
 MS: Final = 1000
 RIGHTS: Final = (
     "the master needs sqs:ReceiveMessage, sqs:DeleteMessage and sqs:GetQueueAttributes on it"
 )
 _REGION: Final = re.compile(r"(?:^|\.)sqs\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?$")
+_JSON: Final = "Content-Type: application/x-amz-json-1.0"
+
+
+class _Attributes(msgspec.Struct, rename="pascal"):
+    sent_timestamp: str = "0"
+    message_retention_period: str = "0"
+
+
+class _Message(msgspec.Struct, rename="pascal"):
+    body: str
+    receipt_handle: str
+    attributes: _Attributes
+
+
+class _Reply(msgspec.Struct, rename="pascal"):
+    """What the master reads of replies."""
+
+    messages: list[_Message] | None = None
+    attributes: _Attributes = msgspec.field(default_factory=_Attributes)
 
 
 class SqsQueue:
@@ -48,96 +64,119 @@ class SqsQueue:
         self._url = url
         self._options = options
         self._credentials = S3Credentials(options)
+        self._connections = ConnectionPool()
         self._lock = threading.Lock()
-        self._client: tuple[Keys | None, Any] | None = None
+        self._endpoint: Endpoint | None = None
 
     def receive(self, wait_s: int, visible_after_s: int) -> list[QueueMessage]:
         reply = self._call(
-            "receive_message",
+            "ReceiveMessage",
             MaxNumberOfMessages=AT_ONCE,
             WaitTimeSeconds=wait_s,
             VisibilityTimeout=visible_after_s,
             MessageSystemAttributeNames=["SentTimestamp"],
         )
-        return [_message(one) for one in reply.get("Messages", ())]
+        return [_message(one) for one in reply.messages or ()]
 
     def delete(self, handles: Sequence[str]) -> None:
         entries = [{"Id": str(at), "ReceiptHandle": one} for at, one in enumerate(handles)]
-        self._call("delete_message_batch", Entries=entries)
+        self._call("DeleteMessageBatch", Entries=entries)
 
     def retention_s(self) -> float:
         name = "MessageRetentionPeriod"
-        reply = self._call("get_queue_attributes", AttributeNames=[name])
-        return float(reply["Attributes"][name])
+        reply = self._call("GetQueueAttributes", AttributeNames=[name])
+        return float(reply.attributes.message_retention_period)
 
     def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client[1].close()
+        self._connections.close()
 
-    def _call(self, method: str, **arguments: Any) -> Any:
-        try:
-            return getattr(self._connected(), method)(QueueUrl=self._url, **arguments)
-        except (BotoCoreError, ClientError) as error:
+    def _call(self, action: str, **arguments: Any) -> _Reply:
+        """Returns the reply to a call, the second time if the first has none: a server may close a
+        kept connection. Raises the typed errors."""
+        body = json.dumps({"QueueUrl": self._url, **arguments}).encode()
+        for is_last in (False, True):
+            try:
+                return _decoded(self._sent(action, body), self._url)
+            except CacheFSError as error:
+                error.path = self._url
+                if is_last or not isinstance(error, Unreachable):
+                    raise
+        raise AssertionError("each attempt returns or raises")
+
+    def _sent(self, action: str, body: bytes) -> bytes:
+        """Returns the body of a successful reply."""
+        reply = self._connections.get(self._request(action, body), self._url)
+        if not reply.head.is_success:
+            reply.close()
             self._credentials.forget()
-            raise _translated(error, self._url) from error
+            raise _refused(reply, self._url)
+        return bytes(read_whole_body(reply))
 
-    def _connected(self) -> Any:
-        """Returns a client with the credentials of this moment."""
-        keys = self._credentials.current()
+    def _request(self, action: str, body: bytes) -> HttpRequest:
+        """Returns a request with the credentials of this moment."""
+        endpoint, keys = self._found(), self._credentials.current()
+        options, headers = signed_options(endpoint, keys, "sqs")
+        sent = {pycurl.POSTFIELDSIZE_LARGE: len(body), pycurl.POSTFIELDS: body}
+        lines = (*headers, _JSON, f"X-Amz-Target: AmazonSQS.{action}", "Expect:")
+        url = f"{endpoint.url}/"
+        return HttpRequest(
+            url, lines, REPLY_BYTES, {**options, **sent}, is_limit=True, sent_bytes=len(body)
+        )
+
+    def _found(self) -> Endpoint:
+        """Returns the address of the queue's service. Raises CredentialsMissing for a bad
+        profile."""
         with self._lock:
-            if self._client is None or self._client[0] != keys:
-                self._client = keys, self._make_client(keys)
-            return self._client[1]
-
-    def _make_client(self, keys: Keys | None) -> Any:
-        session = open_session(self._options.profile or None)
-        if keys is not None:
-            session.set_credentials(keys.access_key, keys.secret_key, keys.token)
-        parts = urlsplit(self._url)
-        found = _REGION.search(parts.hostname or "")
-        region = found[1] if found else self._options.region
-        config = Config(
-            connect_timeout=CONNECT_S,
-            read_timeout=20 + ANSWER_S,
-            retries={"total_max_attempts": 2},
-            max_pool_connections=CONNECTIONS,
-            signature_version=UNSIGNED if keys is None else None,
-        )
-        return session.create_client(
-            "sqs",
-            region_name=region or session.get_config_variable("region") or DEFAULT_REGION,
-            endpoint_url=f"{parts.scheme}://{parts.netloc}",
-            verify=self._options.ca_bundle or session.get_config_variable("ca_bundle") or True,
-            config=config,
-        )
+            if self._endpoint is None:
+                try:
+                    self._endpoint = _endpoint(self._url, self._options)
+                except BotoCoreError as error:
+                    raise from_botocore(error) from error
+            return self._endpoint
 
 
-def _message(found: Any) -> QueueMessage:
-    sent_at = int(found["Attributes"]["SentTimestamp"]) / MS
-    return QueueMessage(found["Body"], found["ReceiptHandle"], sent_at)
+def _endpoint(url: str, options: S3Options) -> Endpoint:
+    session, parts = open_session(options.profile or None), urlsplit(url)
+    service_url = f"{parts.scheme}://{parts.netloc}"
+    found = _REGION.search(parts.hostname or "")
+    region = found[1] if found else options.region
+    region = region or session.get_config_variable("region") or DEFAULT_REGION
+    verify = options.ca_bundle or session.get_config_variable("ca_bundle") or True
+    proxies = get_environ_proxies(service_url)
+    return Endpoint(service_url, service_url, region, False, bool(found), verify, proxies)
 
 
-def _translated(error: BotoCoreError | ClientError, url: str) -> CacheFSError:
-    """Returns the typed error of a failed request."""
-    if isinstance(error, ClientError):
-        return _refused(error, url)
-    no_answer = isinstance(error, (NoConnection, HTTPClientError))
-    if no_answer and not isinstance(error, SSLError):
-        return Unreachable("the queue does not answer", path=url)
-    found = from_botocore(error)
-    return type(found)(found.cause, remedy=found.remedy, path=url)
+def _decoded(body: bytes, url: str) -> _Reply:
+    try:
+        return msgspec.json.decode(body or b"{}", type=_Reply)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"the queue's reply cannot be read ({error})", path=url) from error
 
 
-def _refused(error: ClientError, url: str) -> CacheFSError:
-    reply = error.response
-    facts, code = reply.get("ResponseMetadata", {}), reply.get("Error", {}).get("Code", "")
+def _message(found: _Message) -> QueueMessage:
+    return QueueMessage(found.body, found.receipt_handle, int(found.attributes.sent_timestamp) / MS)
+
+
+def _refused(reply: FetchBody, url: str) -> CacheFSError:
+    """Returns the typed error of a reply that is not 2xx."""
+    kind, message = _explanation(reply.refusal)
+    code = kind.rpartition("#")[2]
     if code.endswith(("NonExistentQueue", "QueueDoesNotExist")):
         remedy = "check the URL and the region; cachefs ufs set --push changes it"
         return NotFound("no such queue", remedy=remedy, path=url)
-    status, text = facts.get("HTTPStatusCode", 0), reply.get("Error", {}).get("Message", "")
-    found = classify(S3Failure(status, code, text, facts.get("RequestId", "")), url)
+    request_id = reply.head.headers.get("x-amzn-requestid", "")
+    failure = S3Failure(reply.head.status or 502, code, message, request_id)
+    found = classify(failure, url)
     if isinstance(found, AccessDenied):
-        return AccessDenied(found.cause, remedy=RIGHTS, path=url, request_id=found.request_id)
+        return AccessDenied(found.cause, remedy=RIGHTS, path=url, request_id=request_id)
     return found
+
+
+def _explanation(body: bytes) -> tuple[str, str]:
+    """Returns the type and the message of an error document; "" where it has none."""
+    try:
+        known: Mapping[str, Any] = json.loads(body)
+        text = {str(name).lower(): str(value) for name, value in known.items()}
+    except (ValueError, AttributeError, RecursionError):
+        return "", ""
+    return text.get("__type", ""), text.get("message", "")[:300]

@@ -157,7 +157,7 @@ class QueueFeed:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(ended.set)
 
-        call = self._threads.start(run, time.monotonic())
+        call = self._threads.start(run, time.monotonic() + CALL_S, waits=False)
         try:
             async with asyncio.timeout(CALL_S):
                 await ended.wait()

@@ -397,7 +397,7 @@ def test_errors_of_queues() -> None:
     with pytest.raises(BadConfig, match="no queue has events of file"):
         open_queue(UfsSpec("file:///x"), QUEUE)
     nobody = open_queue(UfsSpec("s3://bucket", {"anonymous": "true"}), QUEUE)
-    with pytest.raises(Unreachable, match="does not answer"):
+    with pytest.raises(Unreachable, match="cannot be reached"):
         nobody.receive(1, 30)
     nobody.close()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import queue
 import random
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from cachefs.core.errors import BY_CODE
 from connectors.fetch import batch_reader as many_module
-from connectors.fetch.batch_reader import BODY_BYTES, KEPT_BYTES
+from connectors.fetch.batch_reader import BODY_BYTES, KEPT_BYTES, BatchReader
 from connectors.fetch.request import AT_ONCE, HttpRequest, NewConnections, parse_head
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.raw_http import (
@@ -117,6 +118,27 @@ def test_one_that_closes_as_it_is_asked_is_replaced(raw: RawServer, reads: Reads
     raw.script = lambda came: came.number == 0 and answer(came)
     for number in range(3):
         assert reads.read(get(raw, f"/{number}/5")) == content(f"/{number}/5", 5)
+
+
+def test_an_idle_connection_that_its_server_closes_makes_no_turn_due(raw: RawServer) -> None:
+    """Libcurl does not look at it, so it would be readable for ever."""
+    many, bodies = BatchReader(), list[bytes | None]()
+
+    def taken(body: memoryview | None, came: int, code: str, made: NewConnections) -> None:
+        bodies.append(None if body is None else bytes(body))
+        if body is not None:
+            many.give_back(body)
+
+    raw.script = lambda came: answer(came) and False
+    for number in range(1, 4):
+        many.start(get(raw, f"/{number}/10"), taken)
+        while len(bodies) < number:
+            many.turn(LIMIT_S)
+        raw.wait(lambda closed=number: raw.has_ended(closed), "the server closes")  # type: ignore[misc]
+        many.turn()
+        assert not select.select([many.fileno()], [], [], 0)[0]
+    assert bodies == [content(f"/{number}/10", 10) for number in range(1, 4)]
+    many.close()
 
 
 def test_what_is_more_than_fits_waits_its_turn(raw: RawServer, reads: Reads) -> None:

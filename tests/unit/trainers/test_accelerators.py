@@ -22,10 +22,12 @@ def test_the_search_finds_the_largest_busy_number(most: int, busy: int) -> None:
     search, measured = AcceleratorSearch(most), 0
     while (count := search.next()) is not None:
         assert 1 <= count <= most
+        assert search.is_open(count)
         search.measured(count, BUSY if count <= busy else BUSY - 0.01)
         measured += 1
     assert search.best == min(busy, most)
     assert measured <= 15
+    assert not any(search.is_open(count) for count in range(1, most + 1))
 
 
 def test_the_files_of_a_model(tmp_path: Path) -> None:
