@@ -34,12 +34,17 @@ class Spec(msgspec.Struct):
 
 
 class Opened(msgspec.Struct):
-    """`wrong`: wrong bytes and errors."""
+    """`wrong`: wrong bytes and errors. `longest_awake_s`: without the time in which the reader
+    waited for a core. `covered`: opens of another device than the first one, and the longest of
+    these."""
 
     kind: str = ""
     opens: int = 0
     median_s: float = 0.0
     longest_s: float = 0.0
+    longest_awake_s: float = 0.0
+    covered: int = 0
+    longest_covered_awake_s: float = 0.0
     wrong: list[str] = msgspec.field(default_factory=list)
 
 
@@ -55,8 +60,16 @@ class Opener:
         elif spec.kind == BY_CWD:
             os.chdir(spec.root)
         self._maps = [self._mapped(*file) for file in spec.files[:50] if spec.kind == BY_MAP]
+        self._schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
+        self._device = 0  # of the first file
         self.took_s: list[float] = []
+        self.awake_s: list[float] = []
+        self.covered_awake_s: list[float] = []
         self.wrong: list[str] = []
+
+    def _waited_s(self) -> float:
+        """Returns for how long this process has waited for a core so far."""
+        return int(os.pread(self._schedstat, 100, 0).split()[1]) / 1e9
 
     def _mapped(self, name: str, checksum: str) -> tuple[mmap.mmap, str, str]:
         with open(os.path.join(self._spec.root, name), "rb", buffering=0) as file:
@@ -77,9 +90,16 @@ class Opener:
     def _read(self, name: str) -> bytes:
         by_name = self._spec.kind in (BY_DIRECTORY, BY_CWD)
         path = name if by_name else os.path.join(self._spec.root, name)
-        began_s = time.perf_counter()
+        waited_s, began_s = self._waited_s(), time.perf_counter()
         fd = os.open(path, os.O_RDONLY, dir_fd=self._directory)
-        self.took_s.append(time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
+        awake_s = max(0.0, took_s - (self._waited_s() - waited_s))
+        self.took_s.append(took_s)
+        self.awake_s.append(awake_s)
+        device = os.fstat(fd).st_dev
+        self._device = self._device or device
+        if device != self._device:
+            self.covered_awake_s.append(awake_s)
         with open(fd, "rb", buffering=0) as file:
             return file.read()
 
@@ -95,7 +115,12 @@ def run(spec: Spec) -> Opened:
             if len(opener.wrong) < MAX_WRONG:
                 opener.wrong.append(f"{type(err).__name__}: {err}")
     took_s = opener.took_s
-    return Opened(spec.kind, len(took_s), statistics.median(took_s), max(took_s), opener.wrong)
+    covered_s = opener.covered_awake_s
+    return Opened(
+        spec.kind, len(took_s), statistics.median(took_s), max(took_s),
+        max(opener.awake_s, default=0.0), len(covered_s), max(covered_s, default=0.0),
+        opener.wrong,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

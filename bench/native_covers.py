@@ -1,11 +1,14 @@
 """Covers under readers: 1,000 covers and uncovers under 4 readers with no error, no wrong byte and
-no open longer than 20 ms, or than the longest of native; client, supervisor and server SIGKILLed at
-random moments while readers use covered paths by name, directory descriptor, working directory and
-mapping, with no error.
+no open longer than 20 ms; client, supervisor and server SIGKILLed at random moments while readers
+use covered paths by name, directory descriptor, working directory and mapping, with no error.
 
-Native are the same inodes by their own names in the cache directory, read by as many readers while
-as many covers come and go. The readers are in Python and share two cores with the mount's
-processes, so an open may wait for a core in both. `CACHEFS_BENCH_SEED=N` repeats a run's kills.
+The readers are in Python and share the cores with the mount's processes, so an open may wait for a
+core. The kernel counts how long a process waits so (`/proc/self/schedstat`): "awake" is the time of
+an open without that. An open by a cover concerns no other process, so its time awake is what covers
+cost; the limit holds for that. An open by FUSE waits for the client, too, which waits for a core in
+its turn. So the longest of all has the longest of two peers as its limit, if that is above 20 ms:
+native, which are the same inodes by their own names while as many covers come and go; and the same
+files by FUSE for as long, without any cover. `CACHEFS_BENCH_SEED=N` repeats a run's kills.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from tests.services.processes import is_running, wait_until
 SEED = int(os.environ.get("CACHEFS_BENCH_SEED", "0")) or random.randrange(1, 1 << 20)
 READERS = 4
 LONGEST_MS = 20.0
+NATIVE, MOUNT, FUSE = "native", "mount", "mount, never covered"
 KINDS = (BY_PATH, BY_DIRECTORY, BY_CWD, BY_MAP)
 ROLES = ("client", "supervisor", "server")
 CLIENT_KILLS = 4  # at once: the supervisor gives up a client that dies six times in ten seconds
@@ -124,25 +128,38 @@ def switches(lab: Lab, result: Result, mount: Mounted, data: Dataset) -> None:
     lab.cachefs.run("thaw", mount.path)
     groups: dict[str, Group] = {}
     took_s: list[float] = []
+    names = [*checksums.items()]
     for who, root, files in (
-        ("native", "/", native),
-        ("mount", str(mount.path), [*checksums.items()]),
-    ):
+        (NATIVE, "/", native), (MOUNT, str(mount.path), names), (FUSE, str(mount.path), names),
+    ):  # fmt: skip
         specs = [Spec(BY_PATH, root, files, seed) for seed in range(READERS)]
         with reading(lab, specs) as groups[who]:
-            took_s = switch(lab, mount, count)
+            if who == FUSE:
+                threading.Event().wait(sum(took_s))
+            else:
+                took_s = switch(lab, mount, count)
+    show_switches(result, groups, count)
+    result.notes.append(f"A freeze and a thaw took {middle(took_s) * 1e3:.1f} ms (median).")
+
+
+def show_switches(result: Result, groups: dict[str, Group], count: int) -> None:
     title = f"{READERS} readers, {count:,} covers and uncovers"
-    table = result.table(title, "who", "opens", "median, us", "longest, ms")
+    table = result.table(title, "who", "opens", "median, us", "longest, ms", "awake, ms")
     longest_ms = {}
     for who, group in groups.items():
         median_us = statistics.median(one.median_s for one in group.opened) * 1e6
         longest_ms[who] = max(one.longest_s for one in group.opened) * 1e3
-        table.add(who, sum(one.opens for one in group.opened), median_us, longest_ms[who])
-    result.notes.append(f"A freeze and a thaw took {middle(took_s) * 1e3:.1f} ms (median).")
-    wrong = groups["mount"].wrong
+        awake_ms = max(one.longest_awake_s for one in group.opened) * 1e3
+        opens = sum(one.opens for one in group.opened)
+        table.add(who, opens, median_us, longest_ms[who], awake_ms)
+    covered = groups[MOUNT].opened
+    awake_ms = max(one.longest_covered_awake_s for one in covered) * 1e3
+    result.notes.append(f"{sum(one.covered for one in covered):,} opens of the mount by covers.")
+    wrong = groups[MOUNT].wrong
     result.bar("covers and uncovers: errors and wrong bytes", len(wrong), 0)
-    limit_ms = max(LONGEST_MS, longest_ms["native"])
-    result.bar("covers and uncovers: longest open", longest_ms["mount"], limit_ms, "ms")
+    result.bar("covers and uncovers: longest open by a cover, awake", awake_ms, LONGEST_MS, "ms")
+    limit_ms = max(LONGEST_MS, longest_ms[NATIVE], longest_ms[FUSE])
+    result.bar("covers and uncovers: longest open", longest_ms[MOUNT], limit_ms, "ms")
     result.notes += wrong[:5]
 
 

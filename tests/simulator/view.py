@@ -297,10 +297,10 @@ class SimView:
         next_piece()
 
     def _finish(self, changes: int) -> None:
-        number = self.node.new_number()
+        number, position = self.node.new_number(), self.node.position
 
         def recorded() -> None:
-            self.tree.cover, self.tree.position = number, self.node.position
+            self.tree.cover, self.tree.position = number, position
             if changes != self._changes or self.is_stopped:
                 return self._postpone(ViewEvent.FAILED)
             self._is_busy = False
