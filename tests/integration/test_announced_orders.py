@@ -121,16 +121,16 @@ def test_a_cache_for_a_part_of_the_data(node: Node, bucket: Bucket) -> None:
     files = filled(bucket)
     mount = node.mount(bucket.url, *bucket.options, "--cache-size", "16MiB")
     arguments = [str(REPOSITORY), str(mount / "train"), "/none"]
-    before = 0
+    before = cached = 0
     for epoch in range(3):
+        expected = FILES - cached
         seed = str(10 + epoch)
         said = read_in_order([sys.executable, "-I", str(PROGRAM), *arguments, seed])
         assert said["digest"] == digest_of(files, 10 + epoch)
         node.wait_until_recorded(mount)
         now = origin_bytes(node, mount)
+        assert now - before <= 1.02 * expected * SIZE, f"epoch {epoch}: {cached} were cached"
         cached = node.status(mount)["cache"]["tiers"][0]["files"]
-        expected = FILES if not epoch else FILES - cached
-        assert now - before <= 1.02 * expected * SIZE, f"epoch {epoch}: {cached} cached"
         before = now
     assert 0 < cached < FILES
 

@@ -83,11 +83,12 @@ def is_running(pid: int) -> bool:
 
 
 def children(pid: int) -> set[int]:
-    """The processes that this one started, whichever of its threads did."""
+    """The processes that this one started, whichever of its threads did; none if it has ended."""
     found: set[int] = set()
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
-            found |= {int(child) for child in path.read_text().split()}
+    with contextlib.suppress(FileNotFoundError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                found |= {int(child) for child in path.read_text().split()}
     return found
 
 
