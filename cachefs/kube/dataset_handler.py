@@ -93,7 +93,7 @@ class DatasetHandler:
                 return dataset, _with(seen, objects=await self._objects(dataset))
             case steps.LookAtPods():
                 return dataset, _with(seen, users=await users(self._api, dataset.path))
-            case steps.SetPolicy() if steps.is_policy_changed(dataset, seen):
+            case steps.SetPolicy(is_changed=True):
                 await self._reporter.report([events.of_policies(dataset)])
         try:
             return dataset, _with(await self._changed(step, seen), failure=None)

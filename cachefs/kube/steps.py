@@ -126,10 +126,12 @@ class Attach(msgspec.Struct, frozen=True):
 
 
 class SetPolicy(msgspec.Struct, frozen=True):
-    """Sets these policies at the path, and no other."""
+    """Sets these policies at the path, and no other. `is_changed`: True if others were set at the
+    master than the status says."""
 
     path: str
     policy: Policy
+    is_changed: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True):
@@ -186,7 +188,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def is_written_first(self) -> bool:
         """Whether the status must be in the object before the step is taken."""
-        return isinstance(self.step, Wait | Attach)
+        return isinstance(self.step, Wait | Attach | SetPolicy)
 
 
 def plan(dataset: Dataset, seen: Seen, master: str) -> Plan:
@@ -238,7 +240,7 @@ def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
     mark = dataset.policy_mark(status.attachments)
     if seen.is_policy_set:
         status = status.with_(policy=mark)
-    elif status.policy != mark or is_policy_changed(dataset, seen):
+    elif status.policy != mark or _is_policy_changed(dataset, seen):
         return _policy(dataset, seen, status)
     if dataset.spec.volume.create:
         found = _volume(dataset, seen, status, master)
@@ -269,16 +271,19 @@ def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     )
 
 
-def is_policy_changed(dataset: Dataset, seen: Seen) -> bool:
+def _is_policy_changed(dataset: Dataset, seen: Seen) -> bool:
     """Returns whether the policies at the master are not those that the controller has set."""
     is_set = dataset.status.policy == dataset.policy_mark(dataset.status.attachments)
     return is_set and seen.policy is not None and seen.policy != dataset.policy
 
 
 def _policy(dataset: Dataset, seen: Seen, status: Status) -> Plan:
+    """Plans the policies. The status forgets the former ones before others are set: a controller
+    that ends in between must not find the mark of what is set no longer."""
     failure = _failure(seen, SetPolicy)
     if failure is None:
-        return Plan(SetPolicy(dataset.path, dataset.policy), status)
+        is_changed = _is_policy_changed(dataset, seen)
+        return Plan(SetPolicy(dataset.path, dataset.policy, is_changed), status.with_(policy=""))
     text = f"the policies cannot be set: {failure.cause}"
     return Plan(Wait(RETRY), status.told(Type.ATTACHED, True, _reason(failure.code), text))
 

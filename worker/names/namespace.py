@@ -58,6 +58,7 @@ from worker.names.events import EventLog
 from worker.names.jobs import MasterJobs
 from worker.names.node_cache import NodeCache, RequestMark
 from worker.names.permissions import Permissions
+from worker.names.places import origin_of
 from worker.names.request_batcher import RequestBatcher
 from worker.names.resolved_paths import ResolvedPaths
 from worker.names.stream import Stream
@@ -267,7 +268,7 @@ class RemoteNamespace(MasterJobs):
                 self._cache.put_origin(ino, place.origin, asked)
             elif place.failure is not None and place.failure.code == Stale.code:
                 self._cache.forget(ino)  # its event may still be under way
-        return [_origin_of(place) for place in located.places]
+        return [origin_of(place) for place in located.places]
 
     def ufs(self, key: str) -> UfsSpec:
         """Returns a source that `find_ufs` has found before. Raises NotFound for others."""
@@ -296,18 +297,16 @@ class RemoteNamespace(MasterJobs):
         self, ino: int, *, shows_unlisted: bool = False
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """See MetadataService."""
-        ask = self._walked_and_unlisted if shows_unlisted else self._walked
+        ask = functools.partial(self._walked, shows_unlisted=shows_unlisted)
         async for batch in walk.files(ask, ino, known=True):
             yield batch
 
-    async def _walked(self, ino: int, known: bool, cursor: bytes) -> c.Walked:
-        request = c.Walk(self._namespace, ino, known, cursor)
-        return await self._ask(request, c.Walked, answer_s=LISTING_S)
-
-    async def _walked_and_unlisted(self, ino: int, known: bool, cursor: bytes) -> c.Walked:
-        request = c.Walk(self._namespace, ino, known, cursor, shows_unlisted=True)
+    async def _walked(
+        self, ino: int, known: bool, cursor: bytes, *, shows_unlisted: bool = False
+    ) -> c.Walked:
+        request = c.Walk(self._namespace, ino, known, cursor, shows_unlisted=shows_unlisted)
         walked = await self._ask(request, c.Walked, answer_s=LISTING_S)
-        if walked.unlisted and not walked.shows_unlisted:
+        if shows_unlisted and walked.unlisted and not walked.shows_unlisted:
             raise Unsupported("the master does not name directories that were never listed")
         return walked
 
@@ -487,14 +486,6 @@ class RemoteNamespace(MasterJobs):
         return Found(inode, DEGRADED_VALID_S)
 
 
-def _origin_of(place: c.Place) -> Origin | CacheFSError:
-    if place.origin is not None:
-        return place.origin
-    if place.failure is not None:
-        return error_of(place.failure)
-    return ProtocolError("the master's reply has neither an origin nor a failure")
-
-
 def _shortly(found: Found) -> Found:
     return Found(found.inode, min(found.valid_for_s, DEGRADED_VALID_S))
 
@@ -505,8 +496,5 @@ def _page_shortly(page: Listing) -> Listing:
 
 if TYPE_CHECKING:
 
-    def _is_the_service(namespace: RemoteNamespace) -> MetadataService:
-        return namespace
-
-    def _has_policies(namespace: RemoteNamespace) -> PolicyService:
-        return namespace
+    def _services(namespace: RemoteNamespace) -> tuple[MetadataService, PolicyService]:
+        return namespace, namespace

@@ -115,10 +115,21 @@ def test_policies_are_set_once_and_again_when_they_change() -> None:
     assert after.status.policy == changed.policy_mark(1)
 
 
+def test_no_status_says_that_policies_are_set_which_are_being_replaced() -> None:
+    """A controller that ends behind the call finds what the former spec set once more in the spec
+    after the next, and must set it."""
+    old = attached()
+    changed = with_status(parsed({"policies": {"pin": True}}), old.status)
+    plan = planned(changed)
+    assert plan.is_written_first
+    assert plan.status.policy == ""
+    assert planned(with_status(old, plan.status)).step == steps.SetPolicy(PATH, old.policy)
+
+
 def test_policies_that_were_changed_at_the_master_are_set_back() -> None:
     found = attached({"policies": {"pin": True}})
     changed = planned(found, policy=Policy(pin=False))
-    assert changed.step == steps.SetPolicy(PATH, found.policy)
+    assert changed.step == steps.SetPolicy(PATH, found.policy, is_changed=True)
     assert isinstance(planned(found, policy=found.policy).step, steps.Submit)
     after = planned(found, policy=Policy(), is_policy_set=True)
     assert isinstance(after.step, steps.Submit)
