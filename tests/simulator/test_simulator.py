@@ -7,6 +7,7 @@ import random
 import pytest
 
 from cachefs.core.errors import DeadlineExceeded, Unreachable
+from tests.simulator.failures import first_failure
 from tests.simulator.history import History, run, sort_of
 from tests.simulator.network import Done, Network
 from tests.simulator.origin import BAD
@@ -26,29 +27,20 @@ def test_all_sorts_come_up() -> None:
     assert {sort_of(seed) for seed in range(4)} == {"calm", "tight", "rough"}
 
 
-def first_failure(seeds: range) -> str:
-    for seed in seeds:
-        try:
-            run(seed)
-        except AssertionError as err:
-            return str(err)
-    return ""
-
-
 def test_a_wrong_byte_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulator.cache.Cache.read", lambda self, key, page: BAD)
-    assert "bytes" in first_failure(range(0, 8, 4))
+    assert "bytes" in first_failure(run, range(0, 8, 4))
 
 
 def test_a_block_that_is_not_handed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MigrationSender, "_heirs", lambda *block: [])
-    failure = first_failure(range(0, 80, 4))
+    failure = first_failure(run, range(0, 80, 4))
     assert "its owner" in failure or "was read again" in failure
 
 
 def test_a_copy_that_does_not_come_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MigrationSender, "_others", lambda *block: [])
-    assert "its owner" in first_failure(range(0, 80, 4))
+    assert "its owner" in first_failure(run, range(0, 80, 4))
 
 
 def test_what_asks_the_origin_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,17 +48,17 @@ def test_what_asks_the_origin_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         return [self._end()]
 
     monkeypatch.setattr(SourceSelection, "_next", ask_nobody)
-    assert "from the origin, but" in first_failure(range(0, 8, 4))
+    assert "from the origin, but" in first_failure(run, range(0, 8, 4))
 
 
 def test_nodes_that_wait_for_each_other_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulator.worker.is_meant", lambda data, id: True)
-    assert "wait for each other" in first_failure(range(1018, 1400, 4))
+    assert "wait for each other" in first_failure(run, range(1018, 1400, 4))
 
 
 def test_an_eviction_without_permission_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulator.master.MasterHost.is_protected", lambda self, key: False)
-    assert "protects was evicted" in first_failure(range(1, 200, 4))
+    assert "protects was evicted" in first_failure(run, range(1, 200, 4))
 
 
 def test_the_failing_seed_and_its_story_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cachefs.core.policies import AUTO, NATIVE, NEVER, above
+from cachefs.core.policies import (
+    AUTO,
+    NATIVE,
+    NEVER,
+    VIEW_LEAST_FILES,
+    VIEW_MOST_MEAN_BYTES,
+    above,
+)
 from worker.views.pace import RebuildPace
 
-LEAST_FILES: Final = 1000
-MOST_MEAN_BYTES: Final = 1 << 20  # of larger files, an open costs little of what the read costs
+LEAST_FILES: Final = VIEW_LEAST_FILES
+MOST_MEAN_BYTES: Final = VIEW_MOST_MEAN_BYTES
 MOST_DIRECTORIES: Final = 4096  # whose use one view of `auto` has the kernel watch
 RECENT_S: Final = 60.0  # a directory is being used if something in it was used so long ago at most
 LEAST_PAUSE_S: Final = 60.0  # after a view that could not be built, or was not used

@@ -18,16 +18,14 @@ import click
 from cachefs.cli import output
 from cachefs.core.errors import CannotMount
 from cachefs.core.mountinfo import read_mounts
+from cachefs.core.policies import VIEW_LEAST_FILES, VIEW_MOST_MEAN_BYTES
 from cachefs.trainers.accelerator_search import BUSY, AcceleratorSearch
 from cachefs.trainers.accelerators import MODELS, AcceleratorModel, make_files, utilisation
 
 COMMAND_S: Final = 120.0
 ATTEMPTS: Final = 3  # at a number of accelerators: other processes may disturb one
 NATIVE, MOUNT, FROZEN = "native files", "mount", "frozen mount"
-# What the policy view=auto covers, and how long it looks at it before.
-COVERED_FILES: Final = 1000
-COVERED_MEAN_BYTES: Final = 1 << 20
-COVER_WAIT_S: Final = 120.0
+COVER_WAIT_S: Final = 120.0  # the policy view=auto looks at a directory for a while before
 LOOK_S: Final = 1.0
 
 
@@ -79,7 +77,7 @@ def au(
             for place in _mount_places():
                 is_frozen = place == FROZEN
                 places[place] = mounts.enter_context(_mounted(Path(work), names, frozen=is_frozen))
-            if len(names) >= COVERED_FILES and model.sample_bytes <= COVERED_MEAN_BYTES:
+            if len(names) >= VIEW_LEAST_FILES and model.sample_bytes <= VIEW_MOST_MEAN_BYTES:
                 _wait_for_cover(places[MOUNT], names)
             covered = [place for place, path in places.items() if _is_covered(path)]
             compare = _Comparison(model, places, names, steps, most, quiet=as_json)
