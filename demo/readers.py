@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.services.s3_server import S3Server
 READERS = 16
 CHUNK_BYTES = 1 << 20
 RANGE_BYTES = 8 << 20
+TURNS = 9  # passes over each directory; one takes less than 0.1 s
 
 Checksum = Callable[[str], str]  # reads the file of that name whole
 
@@ -34,7 +36,7 @@ class WrongBytes(Exception):
 
 @dataclass(frozen=True)
 class Rates:
-    """One pass over the data set."""
+    """One pass over the data set, or the medians of several."""
 
     files_per_s: float
     small_bytes_per_s: float
@@ -75,6 +77,25 @@ def from_directory(dataset: Dataset, root: Path) -> Rates:
         return hasher.hexdigest()
 
     return measure(dataset, checksum_of, checksum_of)
+
+
+def by_turns(dataset: Dataset, roots: Sequence[Path]) -> list[Rates]:
+    """Reads the directories by turns, each without the kernel's cached bytes and names; returns the
+    medians of each."""
+    passes: list[list[Rates]] = [[] for _ in roots]
+    for _ in range(TURNS):
+        for root, rates in zip(roots, passes, strict=True):
+            drop_kernel_caches(dataset, root)
+            rates.append(from_directory(dataset, root))
+    return [median(rates) for rates in passes]
+
+
+def median(passes: Sequence[Rates]) -> Rates:
+    return Rates(
+        statistics.median(one.files_per_s for one in passes),
+        statistics.median(one.small_bytes_per_s for one in passes),
+        statistics.median(one.shard_bytes_per_s for one in passes),
+    )
 
 
 def from_bucket(dataset: Dataset, server: S3Server, bucket: str, prefix: str) -> Rates:

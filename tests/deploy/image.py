@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from tests.deploy.build import ROOT, last_stage
 from tests.deploy.dockerfile import Copy, parse
+from tests.services.namespaces import without_mounts
 
 CACHE_HOME: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 TOOLS: Final = CACHE_HOME / "cachefs-tools"
@@ -96,10 +97,8 @@ def _locked() -> Iterator[None]:
 def _build(base: Path, target: Path) -> None:
     print(f"Building the image in {TOOLS} (a minute or two, once for its sources)", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=TOOLS, prefix="build.") as work:
-        command = ["unshare", "--mount", "--propagation=private", sys.executable, "-m"]
-        subprocess.run(
-            [*command, "tests.deploy.build", base, work], check=True, cwd=ROOT, timeout=BUILD_S
-        )
+        command = [sys.executable, "-m", "tests.deploy.build", str(base), work]
+        subprocess.run(without_mounts(*command), check=True, cwd=ROOT, timeout=BUILD_S)
         Path(work, last_stage().name, "upper").rename(target)
 
 
@@ -151,10 +150,8 @@ def inside(
     limits = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
     if user:
         limits.append("--bounding-set=-all")
-    return [
-        "unshare", "--mount", "--propagation=private", "sh", "-c", _MOUNTED, "sh",
-        str(root), lower, bound, *limits, *words, *command,
-    ]  # fmt: skip
+    arguments = [str(root), lower, bound, *limits, *words, *command]
+    return without_mounts("sh", "-c", _MOUNTED, "sh", *arguments)
 
 
 # ---- archives ------------------------------------------------------------------------------------

@@ -35,11 +35,23 @@ LINE_SHOWN = 300  # characters
 ABORTED = r"fuse_read\(\): fuse_reply_\* failed with No such file or directory"
 _buckets = itertools.count(1)
 
+MOST_STACKED = 3  # mounts at one path: a native directory covers a mount
 END_LIMIT_S = 30.0  # a server stays 10 s for the programs that read without a mount
 
 
 def is_mounted(mountpoint: Path) -> bool:
     return any(line.split()[4] == str(mountpoint) for line in open_mountinfo())
+
+
+def mount_users(root: Path) -> list[str]:
+    """Returns the pid and the command line of each process that sees a mount below `root`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f" {root}/" in (process / "mountinfo").read_text():
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(f"{process.name}: {command[:LINE_SHOWN].decode(errors='replace')}")
+    return found
 
 
 def open_mountinfo() -> list[str]:
@@ -161,12 +173,15 @@ class Node:
     def clean_up(self) -> list[str]:
         """Unmounts and ends whatever is left; returns what a test should not have left running."""
         for mountpoint in self.mountpoints:
-            if is_mounted(mountpoint):
-                subprocess.run(["umount", "-l", str(mountpoint)], check=False, timeout=20)
+            for _ in range(MOST_STACKED):
+                if is_mounted(mountpoint):
+                    subprocess.run(["umount", "-l", str(mountpoint)], check=False, timeout=20)
         with contextlib.suppress(NotInTime):
             wait_until(lambda: not any(map(is_running, self.pids)), "all have ended", END_LIMIT_S)
         left = [pid for pid in self.pids if is_running(pid)]
         told = [f"{pid}\n{waits(pid)}" for pid in left]
+        if told:
+            told += [f"mounted in the namespace of {user}" for user in mount_users(self.root)]
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

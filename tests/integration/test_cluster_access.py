@@ -223,7 +223,8 @@ def test_what_commands_show_with_limited_tokens(cluster: Cluster, bucket: Bucket
     (job,) = worker.json("jobs")
     show = ("jobs", "show", str(job["job"]))
     assert worker.json(*show)["paths"] == ["/data/train"]
-    assert worker.json("fsck", train)["verified_pages"] == 2
+    checked = worker.json("fsck", train)
+    assert checked["verified_pages"] == 2, checked
     assert [one["cached"][0]["pages"] for one in worker.json("location", train)] == [1, 1]
     assert "nothing was changed" in worker.run("sync", "--dry-run", "-R", train)
     stop = ("jobs", "stop", str(job["job"]))

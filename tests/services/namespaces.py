@@ -8,15 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-_KEPT_ALONE: Final = (
+_NOWHERE: Final = Path("/none")
+# Several rounds: the first unmounts the native directory that covers a mount.
+_UNMOUNTED: Final = (
+    "for round in 1 2 3; do "
     "grep -o '^[^ ]* [^ ]* fuse' /proc/self/mounts | cut -d ' ' -f 2 | grep -vxF -e \"$0\" | "
-    'while read -r where; do umount -l "$where"; done; exec "$@"'
+    'while read -r where; do umount -l "$where"; done; done; '
 )
-_OWN_FUSE: Final = (
-    "grep -o '^[^ ]* [^ ]* fuse' /proc/self/mounts | cut -d ' ' -f 2 | "
-    'while read -r where; do umount -l "$where"; done; '
-    'mount --bind "$0" /dev/fuse && exec "$@"'
-)
+_KEPT_ALONE: Final = _UNMOUNTED + 'exec "$@"'
+_OWN_FUSE: Final = _UNMOUNTED + 'mount --bind "$0" /dev/fuse && exec "$@"'
 
 
 def with_mount(where: Path, *command: str) -> list[str]:
@@ -28,13 +28,19 @@ def with_mount(where: Path, *command: str) -> list[str]:
     ]  # fmt: skip
 
 
+def without_mounts(*command: str) -> list[str]:
+    """Returns what runs the command in a mount namespace of its own, where no file system of FUSE
+    is mounted."""
+    return with_mount(_NOWHERE, *command)
+
+
 def container(*command: str) -> list[str]:
     """Returns what runs the command as the first process of a pid namespace, with a mount namespace
     of its own in which no file system of FUSE is mounted. The end of the process that is started
     ends everything in it."""
     return [
         "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private",
-        "sh", "-c", _KEPT_ALONE, "/none", *command,
+        "sh", "-c", _KEPT_ALONE, str(_NOWHERE), *command,
     ]  # fmt: skip
 
 

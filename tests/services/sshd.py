@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from tests.services.namespaces import without_mounts
 from tests.services.server_process import ServerProcess, free_port
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "sshd"
@@ -92,7 +93,7 @@ def sshd(directory: Path) -> Iterator[SftpServer]:
         sshd=shlex.quote(str(tree / "usr/sbin/sshd")),
     )
     server = SftpServer(
-        command=["unshare", "--mount", "--propagation", "private", "sh", "-ec", start],
+        command=without_mounts("sh", "-ec", start),
         environment={},
         port=port,
         log=directory / "sshd.log",
