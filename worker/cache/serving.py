@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class CachedPages(NamedTuple):
-    """The bitmap of a content's cached pages (bit i: page i). `is_certain`: every tier that may have
-    more pages answered."""
+    """The bitmap of a content's cached pages (bit i: page i). `is_certain`: each tier that may have
+    some answered."""
 
     bits: int
     is_certain: bool
@@ -83,7 +83,7 @@ class CacheServing:
         return (await self.cached_pages(key)).bits
 
     async def cached_pages(self, key: bytes) -> CachedPages:
-        """Returns the cached pages. Tiers out of service are not read: what they have is unknown."""
+        """Returns the cached pages. What tiers out of service have is unknown."""
         bits, is_certain = 0, True
         for tier in self._tiers.running:
             if tier.may_have(key):
