@@ -371,8 +371,8 @@ DISK_SILENT: Final = "a disk of its cache does not answer"  # the cause of an in
 
 
 class Had(Message, frozen=True):
-    """Reply to Have: page bitmaps, in order (bit i: page i), as little-endian bytes. `incomplete`: a
-    disk that may have more pages gave no answer."""
+    """Reply to Have: page bitmaps, in order (bit i: page i), as little-endian bytes. `incomplete`:
+    a disk that may have more pages gave no answer."""
 
     pages: list[bytes]
     incomplete: bool = False
