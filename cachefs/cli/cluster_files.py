@@ -131,7 +131,7 @@ class Cluster:
 
     def have(self, files: Sequence[File]) -> list[dict[str, int]]:
         """Returns for each file the bitmaps of its cached pages, by worker id. A worker that does
-        not answer is left out, and is in `silent` from then on. So is one that answers only in part,
+        not answer is left out, and is in `silent` from then on; so is one that answers in part,
         after this answer."""
         found: list[dict[str, int]] = [{} for _ in files]
         for start in range(0, len(files), c.BATCH_LIMIT):
