@@ -25,6 +25,7 @@ from tests.services.commands import CACHEFS, run_program
 from tests.services.environment import environment_of
 from tests.services.metrics_page import exposed
 from tests.services.processes import is_running, wait_until
+from tests.services.server_process import free_port
 
 COMMAND_LIMIT_S = 60.0
 END_S = 20.0
@@ -141,7 +142,8 @@ class Cluster:
         self.root = root
         self._environment = {"CACHEFS_TOKEN_FILE": _token_file(root), **environment}
         self.master = self._machine("master")
-        self.master.command = ["master", "--listen", "127.0.0.1:0"]
+        # Not a port of the kernel's choice: others would get that while the master is down.
+        self.master.command = ["master", "--listen", f"127.0.0.1:{free_port()}"]
         self.workers: list[Machine] = []
 
     def lose_soon(self) -> None:
