@@ -62,7 +62,7 @@ def covers(mnt: Path) -> list[Mount]:
 
 def freeze(node: Node, path: Path) -> None:
     view = json.loads(node.ok("freeze", path, "--wait", "--json"))
-    assert view["state"] == "covered"
+    assert view["state"] == "covered", view
 
 
 @contextlib.contextmanager
