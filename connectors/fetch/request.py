@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from connectors.base import clean_etag
 
 AT_ONCE: Final = 256  # small-file reads in flight, of all sources together
@@ -28,7 +30,7 @@ _NAMES: Final = {
 }
 
 
-class HttpRequest(NamedTuple):
+class HttpRequest(msgspec.Struct, frozen=True):
     """A request. `options` are libcurl's, by number: method, certificates, proxy, signature."""
 
     url: str
