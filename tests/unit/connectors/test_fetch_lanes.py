@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pycurl
 import pytest
+from msgspec import structs
 
 from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.fetch import connection_pool, exchange
@@ -328,7 +329,7 @@ def test_a_certificate_that_nobody_trusts(source: ConnectionPool, tmp_path: Path
     other = make_certificate(tmp_path / "other")
     with serving(make_certificate(tmp_path / "c")) as server:
         request = get(server, "/f/10")
-        error = failed(source, request._replace(options={pycurl.CAINFO: str(other)}))
+        error = failed(source, structs.replace(request, options={pycurl.CAINFO: str(other)}))
     assert isinstance(error, Unreachable)
     assert "not trusted" in error.cause
     assert "--ca-bundle" in error.remedy
@@ -440,7 +441,10 @@ def test_a_request_has_its_own_headers_alone(raw: RawServer, source: ConnectionP
 
     raw.script = script
     plain = get(raw, "/f/100")
-    for request in (plain._replace(headers=("X-Former: 1",)), plain._replace(headers=())):
+    for request in (
+        structs.replace(plain, headers=("X-Former: 1",)),
+        structs.replace(plain, headers=()),
+    ):
         assert read(source, request) == (content("/f/100", 100), None)
     assert [b"X-Former" in head for head in heads] == [True, False]
 

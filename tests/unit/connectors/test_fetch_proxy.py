@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pycurl
 import pytest
+from msgspec import structs
 
 from cachefs.core.errors import Unreachable
 from connectors.fetch import exchange
@@ -108,7 +109,8 @@ def source() -> Iterator[ConnectionPool]:
 
 
 def by(proxy: str, request: HttpRequest) -> HttpRequest:
-    return request._replace(options={**request.options, **SIGNED, pycurl.PROXY: proxy})
+    options = {**request.options, **SIGNED, pycurl.PROXY: proxy}
+    return structs.replace(request, options=options)
 
 
 def test_a_kept_tunnel_is_used_again(
