@@ -210,7 +210,7 @@ def test_a_file_of_certificates_that_changes_is_read_again(
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(make_certificate(tmp_path / "other.pem").read_bytes())
     request = get(origin, "/f/100")
-    request = request._replace(options={**request.options, pycurl.CAINFO: str(trusted)})
+    request = structs.replace(request, options={**request.options, pycurl.CAINFO: str(trusted)})
     with pytest.raises(Unreachable, match="not trusted"):
         source.get(request, "path")
     assert origin.certificate is not None
