@@ -13,7 +13,7 @@ from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, NotFound, Unreachable, Unsupported
+from cachefs.core.errors import CacheFSError, NotFound, Unavailable, Unreachable, Unsupported
 from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
 from cachefs.core.units import format_duration
@@ -131,7 +131,8 @@ class Cluster:
 
     def have(self, files: Sequence[File]) -> list[dict[str, int]]:
         """Returns for each file the bitmaps of its cached pages, by worker id. A worker that does
-        not answer is left out, and is in `silent` from then on."""
+        not answer is left out, and is in `silent` from then on; so is one that answers in part,
+        after this answer."""
         found: list[dict[str, int]] = [{} for _ in files]
         for start in range(0, len(files), c.BATCH_LIMIT):
             part = files[start : start + c.BATCH_LIMIT]
@@ -152,10 +153,13 @@ class Cluster:
     def _have(self, worker: str, files: Sequence[File]) -> list[bytes]:
         try:
             call = c.Have([file.content.key for file in files])
-            return self.worker(worker).call(call, c.Had).pages
+            had = self.worker(worker).call(call, c.Had)
         except CacheFSError as err:
             self.silent[worker] = err
             return []
+        if had.incomplete:
+            self.silent[worker] = Unavailable(c.DISK_SILENT)
+        return had.pages
 
     def warn_of_silent(self) -> int:
         """Prints a line for each worker that did not answer, and returns the command's exit code.

@@ -367,10 +367,15 @@ class Have(Message, frozen=True):
     contents: list[bytes]
 
 
+DISK_SILENT: Final = "a disk of its cache does not answer"  # the cause of an incomplete Had
+
+
 class Had(Message, frozen=True):
-    """Reply to Have: page bitmaps, in order (bit i: page i), as little-endian bytes."""
+    """Reply to Have: page bitmaps, in order (bit i: page i), as little-endian bytes. `incomplete`:
+    a disk that may have more pages gave no answer."""
 
     pages: list[bytes]
+    incomplete: bool = False
 
 
 class Offer(Message, frozen=True):

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 AGAIN_S: Final = 0.02  # between interrupts: each may free one call, and the library may try again
-SLOW_AFTER_S: Final = (
-    5.0  # a call that is overdue for so long does not wait for what is interrupted
-)
+# Overdue calls of which none has returned for so long do not wait for what is interrupted.
+SLOW_AFTER_S: Final = 5.0
 SLOWLY_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 
@@ -45,6 +44,7 @@ class Deadlines:
         self._changed = threading.Condition()
         self._calls: set[TimedCall] = set()
         self._wakes_at_s = 0.0
+        self._freed_at_s = float("-inf")  # when the last overdue call returned
         self._thread: threading.Thread | None = None
 
     def begin(self, limit_s: float) -> TimedCall:
@@ -61,6 +61,8 @@ class Deadlines:
     def end(self, call: TimedCall) -> None:
         with self._changed:
             self._calls.discard(call)
+            if call.is_overdue:
+                self._freed_at_s = self._clock()
 
     def close(self) -> None:
         """Ends the thread. Idempotent; a later call starts another."""
@@ -99,4 +101,5 @@ class Deadlines:
             call.is_overdue = call.due_s <= now
             call.is_disturbed = not call.is_overdue
         latest_s = max(call.due_s for call in self._calls if call.is_overdue)
-        return AGAIN_S if now - latest_s < SLOW_AFTER_S else SLOWLY_S
+        helped_s = max(latest_s, self._freed_at_s)
+        return AGAIN_S if now - helped_s < SLOW_AFTER_S else SLOWLY_S

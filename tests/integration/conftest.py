@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
 import subprocess
+import textwrap
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from tests.services.environment import environment_of
 from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
+from tests.services.transcript import Transcript
 
 COMMAND_LIMIT_S = 60.0
 LOG_SHOWN = 40  # lines of each log of a test that failed
@@ -72,6 +75,8 @@ class Node:
         self.mountpoints: list[Path] = []
         self.allowed_log = [ABORTED]
         self.pids: set[int] = set()
+        self.transcript = Transcript()
+        self.last_status: dict[str, Any] = {}
 
     @property
     def state(self) -> Path:
@@ -82,7 +87,8 @@ class Node:
     ) -> subprocess.CompletedProcess[str]:
         """`cachefs ARGUMENTS`, not checked, with `env` added to the environment."""
         environment = {**self.environment, **(env or {})}
-        return run_cachefs([*map(str, arguments)], environment, COMMAND_LIMIT_S)
+        words = [*map(str, arguments)]
+        return self.transcript.of(words, lambda: run_cachefs(words, environment, COMMAND_LIMIT_S))
 
     def ok(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
         """Standard output of a command that must succeed."""
@@ -129,7 +135,9 @@ class Node:
         """As `cachefs status` says it, asked from here: a process each time would take a CPU of
         its own, and most tests ask again and again."""
         try:
-            return ask(find_target(str(mountpoint), StateHome(str(self.state))).record)
+            found = ask(find_target(str(mountpoint), StateHome(str(self.state))).record)
+            self.last_status = found
+            return found
         except CacheFSError as err:
             raise AssertionError(f"status of {mountpoint}: {err.one_line()}") from err
 
@@ -209,9 +217,11 @@ def log_tails(fixture: object) -> str:
     """Returns the last lines of each log that a node, a machine or a cluster has, "" of others."""
     match fixture:
         case Node():
-            texts = fixture.log_texts()
+            status = textwrap.fill(json.dumps(fixture.last_status), LINE_SHOWN)
+            said = {"commands": str(fixture.transcript), "last status": status}
+            texts = {**fixture.log_texts(), **said}
         case Machine():
-            texts = fixture.logs()
+            texts = {**fixture.logs(), "commands": str(fixture.transcript)}
         case Cluster():
             return "".join(map(log_tails, (fixture.master, *fixture.workers)))
         case _:

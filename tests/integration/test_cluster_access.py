@@ -215,7 +215,7 @@ def test_what_commands_show_with_limited_tokens(cluster: Cluster, bucket: Bucket
     bucket.fill({f"train/{name}": data for name, data in images(2).items()})
     cluster.add_ufs(bucket.url, "/data", *bucket.options)
     worker, train = cluster.workers[0], cluster.path("/data/train")
-    worker.run("load", train)
+    worker.run("load", "--wait", train)
     worker.environment["CACHEFS_MASTER"] = cluster.master.url
     with_token(cluster, READING)
     top = worker.json("top", "-n", "1", "--interval", "200ms")

@@ -21,6 +21,7 @@ from cachefs.core import messages as m
 from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.launcher.state import StateHome
 from tests.integration.conftest import Node, is_mounted
+from tests.services.namespaces import with_mount
 from tests.services.processes import is_running, stop, wait_until
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def covers(mnt: Path) -> list[Mount]:
 
 def freeze(node: Node, path: Path) -> None:
     view = json.loads(node.ok("freeze", path, "--wait", "--json"))
-    assert view["state"] == "covered"
+    assert view["state"] == "covered", view
 
 
 @contextlib.contextmanager
@@ -275,9 +276,9 @@ def test_a_busy_cover_names_its_users(node: Node, mnt: Path) -> None:
 
 
 @contextlib.contextmanager
-def namespace(kind: str) -> Iterator[int]:
-    """A process in a mount namespace of its own."""
-    command = ["unshare", "--mount", "--propagation", kind, "sh", "-c", "echo up; exec sleep 600"]
+def namespace(kind: str, mnt: Path) -> Iterator[int]:
+    """A process in a mount namespace of its own, which has no mount of FUSE but `mnt`."""
+    command = with_mount(mnt, "sh", "-c", "echo up; exec sleep 600", propagation=kind)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as popen:
         assert popen.stdout is not None
         assert popen.stdout.readline() == "up\n"
@@ -353,7 +354,7 @@ def test_a_bind_mount_in_another_namespace_follows_changes(
 ) -> None:
     """[S-views-bind] As a container's volume."""
     freeze(node, mnt / "train")
-    with namespace(kind) as pid, bound(mnt / "train", tmp_path / "bind", pid) as bind:
+    with namespace(kind, mnt) as pid, bound(mnt / "train", tmp_path / "bind", pid) as bind:
         (source / "train" / "a" / "f1").write_text("changed")
         node.ok("sync", "-R", mnt)
         assert run_in(pid, "cat", bind / "a" / "f1") == "changed"
@@ -393,12 +394,12 @@ def test_a_bind_mount_that_cannot_be_replaced_shows_nothing(
 @pytest.mark.parametrize("kind", ["private", "slave", "shared"])
 def test_mount_namespaces(node: Node, mnt: Path, path: str, kind: str) -> None:
     file = mnt / "train" / "a" / "f1"
-    with namespace(kind) as before:
+    with namespace(kind, mnt) as before:
         fuse = device_in(before, file)
         freeze(node, mnt / path)
         if kind == "private":
             assert device_in(before, file) == fuse, "right, and slower"
-        with namespace(kind) as meanwhile:
+        with namespace(kind, mnt) as meanwhile:
             assert device_in(meanwhile, file) != fuse
             node.ok("thaw", mnt / path)
             for pid in (before, meanwhile):

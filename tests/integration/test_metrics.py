@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,13 +14,7 @@ from cachefs.launcher.state import StateHome
 from tests.integration.conftest import Node
 from tests.services.metrics_page import documented, exported
 from tests.services.processes import wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.services.server_process import free_port
 
 
 def get(url: str) -> str:

@@ -107,7 +107,7 @@ def test_a_reader_in_another_mount_namespace_is_a_use(node: Node, mnt: Path) -> 
     with contextlib.ExitStack() as at_first:
         at_first.enter_context(in_use(mnt / "train"))
         wait_until(lambda: is_covered(mnt), "the cover", LIMIT_S)
-        with namespace("private") as apart:
+        with namespace("private", mnt) as apart:
             covered = device_in(apart, file)
             with in_use(mnt / "train", apart):
                 at_first.close()

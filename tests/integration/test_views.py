@@ -468,7 +468,7 @@ def test_what_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
         async with node(tmp_path, origin, limit_bytes=32 * MIB) as one:
             mount = await one.mount()
             status = await one.freeze(b"train")
-            assert status.state == "impossible"
+            assert status.state == "impossible", status
             assert "of 40 files" in status.reason
             assert "MiB" in status.reason
             assert not mount.covers

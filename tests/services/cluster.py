@@ -25,6 +25,8 @@ from tests.services.commands import CACHEFS, run_program
 from tests.services.environment import environment_of
 from tests.services.metrics_page import exposed
 from tests.services.processes import is_running, wait_until
+from tests.services.server_process import free_port
+from tests.services.transcript import Transcript
 
 COMMAND_LIMIT_S = 60.0
 END_S = 20.0
@@ -46,6 +48,7 @@ class Machine:
     pid: int = 0
     url: str = ""
     mounts: list[Path] = field(default_factory=list)
+    transcript: Transcript = field(default_factory=Transcript, repr=False)
 
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,10 @@ class Machine:
     ) -> str:
         """Standard output of `cachefs ARGUMENTS`. Raises ClusterFailed for an exit code that is not
         among `codes`."""
-        done = run_program(self.program, [*map(str, arguments)], self.environment, limit_s)
+        words = [*map(str, arguments)]
+        done = self.transcript.of(
+            words, lambda: run_program(self.program, words, self.environment, limit_s)
+        )
         if done.returncode not in codes:
             said = (done.stderr or done.stdout).strip()
             raise ClusterFailed(f"{self.name}: cachefs {arguments[0]}: {said}{self.log_tail()}")
@@ -141,7 +147,8 @@ class Cluster:
         self.root = root
         self._environment = {"CACHEFS_TOKEN_FILE": _token_file(root), **environment}
         self.master = self._machine("master")
-        self.master.command = ["master", "--listen", "127.0.0.1:0"]
+        # Not a port of the kernel's choice: others would get that while the master is down.
+        self.master.command = ["master", "--listen", f"127.0.0.1:{free_port()}"]
         self.workers: list[Machine] = []
 
     def lose_soon(self) -> None:

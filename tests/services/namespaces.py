@@ -19,13 +19,22 @@ _KEPT_ALONE: Final = _UNMOUNTED + 'exec "$@"'
 _OWN_FUSE: Final = _UNMOUNTED + 'mount --bind "$0" /dev/fuse && exec "$@"'
 
 
-def with_mount(where: Path, *command: str) -> list[str]:
+def with_mount(where: Path, *command: str, propagation: str = "private") -> list[str]:
     """Returns what runs the command in a mount namespace of its own, where the file system of FUSE
-    at `where` is mounted and no other."""
-    return [
-        "unshare", "--mount", "--propagation=private",
-        "sh", "-c", _KEPT_ALONE, str(where), *command,
-    ]  # fmt: skip
+    at `where` is mounted and no other. With another propagation the others stay where the kernel
+    repeats an unmount in all copies: there it ends them itself, and would end the originals."""
+    separate = ["unshare", "--mount", f"--propagation={propagation}"]
+    if propagation != "private" and _is_repeated(where.parent):
+        return [*separate, *command]
+    return [*separate, "sh", "-c", _KEPT_ALONE, str(where), *command]
+
+
+def _is_repeated(directory: Path) -> bool:
+    """Returns whether the kernel repeats what is mounted in a directory in other namespaces."""
+    rows = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    above = [row for row in rows if directory.is_relative_to(row[4])]
+    deepest = max(above, key=lambda row: len(row[4]))
+    return any(field.startswith("shared:") for field in deepest[6:])
 
 
 def without_mounts(*command: str) -> list[str]:

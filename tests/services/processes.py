@@ -47,9 +47,17 @@ def stop(pid: int) -> None:
 
     def is_stopped() -> bool:
         tasks = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
-        return all(stat_fields(task)[0] in "TZ" for task in tasks)
+        return all(map(_rests, tasks))
 
     wait_until(is_stopped, f"process {pid} is stopped")
+
+
+def _rests(task: int) -> bool:
+    """Is this thread stopped, or has it ended?"""
+    try:
+        return stat_fields(task)[0] in "TZ"
+    except OSError:
+        return True
 
 
 def tcp_sockets(pid: int) -> set[str]:
@@ -118,7 +126,7 @@ def families(pids: Iterable[int]) -> set[int]:
 def waits(pid: int) -> str:
     """What each thread of a process does now, a line each: of one that should have ended."""
     lines = []
-    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+    for task in _tasks(pid):
         try:
             name = (task / "comm").read_text().strip()
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
@@ -126,6 +134,14 @@ def waits(pid: int) -> str:
         except OSError:  # it has ended
             continue
     return "\n".join(lines)
+
+
+def _tasks(pid: int) -> list[Path]:
+    """The threads of a process; none if it has ended."""
+    try:
+        return sorted(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
 
 
 def _where(task: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import ssl
@@ -18,12 +20,21 @@ STOP_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 30.0
 
 
+FIRST_PORT = 20_000
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that was free a moment ago. It is below those that the kernel gives to
+    connections and to servers that name none: they would take it before the server does."""
+    below = int(PORT_RANGE.read_text().split()[0])
+    chance = random.SystemRandom()  # tests seed the common one
+    while True:
+        port = chance.randrange(FIRST_PORT, below) if below > FIRST_PORT else 0
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
 
 
 @dataclass(kw_only=True)

@@ -159,8 +159,8 @@ class TierServing:
                 return found
         return await self._of_segment(key, first, end)
 
-    async def bits(self, key: bytes) -> int:
-        """See `CacheServing`."""
+    async def bits(self, key: bytes) -> int | None:
+        """Returns the bitmap of the cached pages; None where the disk gives no answer."""
         entry = self._catalog.live(key)
         if entry is not None and entry.looking is None:
             return entry.pages.bits
@@ -170,7 +170,7 @@ class TierServing:
             return await self._disk.call(_recorded_bits, self._disk.directory, key)
         except OSError as err:
             self._catalog.disk_fault(err)
-            return 0
+            return None
 
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
         """See `CacheServing`."""

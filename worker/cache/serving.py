@@ -5,7 +5,7 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from worker.cache.peer_reads import Pages, with_replicas
 from worker.store.holdings import Holding, merge_holdings
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from worker.cache.promotion import Moves
     from worker.cache.tier import Tier
     from worker.cache.tier_set import TierSet
+
+
+class CachedPages(NamedTuple):
+    """The bitmap of a content's cached pages (bit i: page i). `is_certain`: each tier that may have
+    some answered."""
+
+    bits: int
+    is_certain: bool
 
 
 class CacheServing:
@@ -71,11 +79,18 @@ class CacheServing:
             return await tier.serving.bring(origin, first, end, peers_only=peers_only)
 
     async def bits(self, key: bytes) -> int:
-        """Returns the bitmap of the cached pages (bit i: page i)."""
-        found = 0
-        for tier in self._having(key):
-            found |= await tier.serving.bits(key)
-        return found
+        """Returns the bitmap of the cached pages, as far as the tiers answer."""
+        return (await self.cached_pages(key)).bits
+
+    async def cached_pages(self, key: bytes) -> CachedPages:
+        """Returns the cached pages. What tiers out of service have is unknown."""
+        bits, is_certain = 0, True
+        for tier in self._tiers.running:
+            if tier.may_have(key):
+                found = await tier.serving.bits(key) if tier.in_service else None
+                bits |= found or 0
+                is_certain &= found is not None
+        return CachedPages(bits, is_certain)
 
     async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
         """Looks at pages (`MOST_DOUBTED` at most) whose checksums did not match at a peer, and

@@ -312,8 +312,9 @@ class PeerServer:
         match call:
             case c.Have(contents):
                 _bounded(contents)
-                bits = [await self._cache.bits(_content(key).key) for key in contents]
-                return c.Had([_little_endian(found) for found in bits])
+                found = [await self._cache.cached_pages(_content(key).key) for key in contents]
+                is_certain = all(one.is_certain for one in found)
+                return c.Had([_little_endian(one.bits) for one in found], not is_certain)
             case c.Offer():
                 _check_blocks(call.blocks)
                 await self._handlers.offer(call)

@@ -63,6 +63,8 @@ class Asked:
         """Returns, for each file, the bitmaps of its cached pages by worker id."""
         found: list[dict[str, int]] = [{} for _ in files]
         for worker, had in await self._all(c.Have([one.content.key for one in files]), c.Had):
+            if had.incomplete:
+                self.silent[worker] = c.DISK_SILENT
             for n, data in enumerate(had.pages[: len(files)]):
                 if any(data):
                     found[n][worker] = int.from_bytes(data, "little")

@@ -52,6 +52,7 @@ class Cluster:
         self.members = (ALICE, BOB)
         self.pages = {ALICE: 0, BOB: 0}  # how many of SMALL each can read
         self.wrong: set[int] = set()  # pages that have other bytes
+        self.disks_silent: set[str] = set()  # workers of whose disks one gives no answer
         self.unlisted = 0  # directories below /imagenet whose names the master never listed
         self.policy = Policy()
         self.pinned: set[int] = set()
@@ -124,7 +125,8 @@ class Cluster:
             assert isinstance(body, c.Have)
             inos = [ContentId.parse(key.hex()).ino for key in body.contents]
             bits = [self.bits[id].get(ino, 0) for ino in inos]
-            return c.Had([n.to_bytes(40, "little") if n else b"" for n in bits])
+            data = [n.to_bytes(40, "little") if n else b"" for n in bits]
+            return c.Had(data, incomplete=id in self.disks_silent)
 
         def verify(body: m.Message) -> m.Message:
             assert isinstance(body, c.Verify)
@@ -345,6 +347,20 @@ def test_fsck_with_one_silent_worker_says_that_only_what_was_read_is_right(
     code, out, _ = run("fsck", "/imagenet")
     assert code == 3
     assert "3 of 3 copies read; what was read is undamaged" in out
+
+
+def test_fsck_of_a_worker_whose_disk_is_silent_is_incomplete(cluster: Cluster, run: Run) -> None:
+    """What the worker's other disks have is checked; what this one has is not known."""
+    cluster.members = (ALICE,)
+    cluster.pages = {ALICE: 3, BOB: 3}
+    cluster.disks_silent = {ALICE}
+    code, out, err = run("fsck", "/imagenet/small")
+    assert code == 3
+    assert "what was read is undamaged" in out
+    assert "a disk of its cache does not answer" in err
+    cluster.bits[ALICE] = cluster.bits[BOB] = {}
+    code, out, _ = run("fsck", "/imagenet/small")
+    assert (code, "nothing was checked" in out) == (3, True)
 
 
 def test_fsck_of_what_is_right(cluster: Cluster, run: Run) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.services.namespaces import without_mounts
+
 PROGRAM = """
 import socket, sys, threading, time
 import pycurl
@@ -38,20 +40,9 @@ def test_a_lane_is_closed_while_a_name_is_looked_up(tmp_path: Path) -> None:
         f"mount --bind {tmp_path}/{name} /etc/{name}" for name in ("resolv.conf", "nsswitch.conf")
     ]
     script = " && ".join(["ip link set lo up", *mounts, 'exec "$@"'])
+    command = without_mounts("sh", "-c", script, "sh", sys.executable, "-c", PROGRAM)
     done = subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            "--net",
-            "--propagation=private",
-            "sh",
-            "-c",
-            script,
-            "sh",
-            sys.executable,
-            "-c",
-            PROGRAM,
-        ],
+        ["unshare", "--net", *command],
         capture_output=True,
         text=True,
         timeout=30,

@@ -17,7 +17,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Entry
 from connectors.hdfs.connections import end_connections, resolve
-from connectors.hdfs.deadlines import Deadlines
+from connectors.hdfs.deadlines import AGAIN_S, SLOW_AFTER_S, SLOWLY_S, Deadlines, TimedCall
 from connectors.hdfs.errors import classify
 from connectors.hdfs.listing import HdfsListing, listing_key
 from connectors.hdfs.name_services import find_name_nodes, read_configuration
@@ -186,6 +186,22 @@ def test_a_call_is_interrupted_until_it_ends() -> None:
     count = len(seen)
     with deadlines_closed(deadlines):
         assert len(seen) <= count + 1
+
+
+def test_interrupts_are_slow_once_they_free_no_call_any_more() -> None:
+    """Many calls end one after another where the machine is busy: each waits for the fast pace."""
+    now_s = 0.0
+    deadlines = Deadlines(lambda: None, lambda: now_s)
+    first, second, later = (TimedCall(due_s) for due_s in (1.0, 1.0, 100.0))
+    deadlines._calls |= {first, second, later}
+    now_s = 1.0 + SLOW_AFTER_S - 0.1
+    assert deadlines._wait() == AGAIN_S
+    deadlines.end(first)
+    now_s += SLOW_AFTER_S - 0.1
+    assert deadlines._wait() == AGAIN_S
+    deadlines.end(later)  # which was in time, and tells nothing
+    now_s += 0.2
+    assert deadlines._wait() == SLOWLY_S
 
 
 @contextlib.contextmanager

@@ -24,9 +24,25 @@ TABLE = b"""\
 """
 
 
+class OwnTable(MountTable):
+    """A table of mounts that only the test changes: tests beside it mount and unmount."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mounts = Mounts(parse_mountinfo(TABLE))
+
+    def current(self) -> Mounts:
+        return self.mounts
+
+
 @pytest.fixture
-def places() -> Places:
-    return Places(MountTable())
+def table() -> OwnTable:
+    return OwnTable()
+
+
+@pytest.fixture
+def places(table: OwnTable) -> Places:
+    return Places(table)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +109,19 @@ def test_a_source_of_its_own(places: Places, tmp_path: Path) -> None:
     assert places.find("cachefs+s3://bucket/a/b", prefix).path == b"/b"
     with pytest.raises(BadConfig, match="not below"):
         places.find("cachefs+s3://bucket/c", {**prefix, "source": "s3://bucket/d"})
+
+
+def test_a_source_keeps_its_server_when_the_mounts_change(
+    places: Places, table: OwnTable, tmp_path: Path
+) -> None:
+    """The place is looked up again, since a mount may have the source now; a library has one
+    connection for each key."""
+    settings = {"home": str(tmp_path), "endpoint_url": "http://127.0.0.1:9"}
+    before = places.find("cachefs+s3://bucket/a", settings)
+    table.mounts = Mounts(parse_mountinfo(TABLE.splitlines(keepends=True)[0]))
+    after = places.find("cachefs+s3://bucket/a", settings)
+    assert after.dialer is not before.dialer
+    assert after.dialer.key == before.dialer.key
 
 
 def test_a_mounted_source_is_read_by_its_server(places: Places, tmp_path: Path) -> None:
