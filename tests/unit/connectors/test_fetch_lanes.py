@@ -19,7 +19,8 @@ from msgspec import structs
 
 from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.fetch import connection_pool, exchange
-from connectors.fetch.connection_pool import CHUNK_BYTES, ConnectionPool
+from connectors.fetch.connection import CHUNK_BYTES
+from connectors.fetch.connection_pool import ConnectionPool
 from connectors.fetch.request import HttpRequest
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get, reply
