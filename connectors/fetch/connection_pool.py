@@ -12,75 +12,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S, until
-from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange, make_share
+from connectors.fetch.connection import CHUNK_BYTES, CurlConnection
+from connectors.fetch.exchange import KEPT_S, make_share
 from connectors.fetch.failures import from_curl
-from connectors.fetch.multi import Ended, Multi
+from connectors.fetch.multi import Ended
 from connectors.fetch.request import Head, HttpRequest, OnConnected, ignore_connections
+from connectors.fetch.sent_request import SentRequest
 from connectors.idle import register
 
-CHUNK_BYTES: Final = 1 << 20
 CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # the timeout of one chunk
 SILENCE_LIMIT_S: Final = 20.0  # the timeout of a reply's head
 LEAST_WAIT_S: Final = 0.1
 MOST_KEPT: Final = 64
-
-
-class CurlConnection:
-    """A handle of libcurl, its connection, and the request that it serves. Used by one thread at a
-    time; `wake` alone may be called by any other."""
-
-    def __init__(self, share: Any = None) -> None:
-        self._multi = Multi(connections=1)
-        self.exchange = Exchange(share=share)
-        self.ended: Ended | None = None
-        self.wake = self._multi.wake
-        self._may_resolve = False
-        _open.add(self)
-
-    def begin(self, get: HttpRequest) -> None:
-        self.ended = None
-        room_bytes = min(CHUNK_BYTES + PIECE_BYTES, get.size)
-        self.exchange.begin(get, memoryview(bytearray(room_bytes)))
-        self._multi.add(self.exchange)
-
-    def wait(self, holds: Callable[[], bool], until_s: float) -> bool:
-        """Drives the request until `holds()` or its end. Returns False if neither happens before
-        `until_s` (`time.monotonic`)."""
-        while self.ended is None and not holds():
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                return False
-            for ended in self._multi.turn(left_s):
-                self.ended = ended
-        return True
-
-    def end(self) -> None:
-        """Ends the request; keeps the connection if the reply was read to its end."""
-        self._multi.remove(self.exchange)
-        self.exchange.room = memoryview(b"")
-        self._may_resolve = self.exchange.may_resolve
-
-    def close(self) -> None:
-        """Closes the lane without blocking. libcurl would wait for a name lookup in progress, up to
-        the resolver's timeout (10 s and more), so another thread does that."""
-        if self._may_resolve:
-            threading.Thread(target=self._close, name="name-lookup", daemon=True).start()
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        self._multi.close()
-        self.exchange.close()
-        _open.discard(self)
-
-
-# Keeps each lane reachable until it is closed. If the garbage collector finalizes pycurl's handles
-# in any order, they fail or abort the process.
-_open: Final[set[CurlConnection]] = set()
 
 
 class FetchBody:
@@ -93,9 +40,12 @@ class FetchBody:
         release: Callable[[CurlConnection], None],
         get: HttpRequest,
         path: str,
+        *,
+        is_begun: bool = False,
     ) -> None:
-        """Sends the request and waits for the head of the reply, and for the body of an error
-        reply. Raises Unreachable on a timeout, else the errors of `from_curl`."""
+        """Sends the request, unless the lane has begun it, and waits for the head of the reply, and
+        for the body of an error reply. Raises Unreachable on a timeout, else the errors of
+        `from_curl`."""
         self._lane: CurlConnection | None = lane
         self._release = release
         self._get = get
@@ -103,7 +53,8 @@ class FetchBody:
         self._lock = threading.Lock()  # held by the thread that drives the lane
         self._is_closed = False
         try:
-            lane.begin(get)
+            if not is_begun:
+                lane.begin(get)
             self.head, self.refusal = self._receive_head(lane)
         except BaseException:
             self.close()
@@ -224,15 +175,32 @@ class ConnectionPool:
         """Returns the reply to a request; the caller checks its status. Raises as `FetchBody`."""
         return FetchBody(self._take(), self._keep, get, path)
 
+    def send(self, get: HttpRequest, path: str) -> SentRequest | None:
+        """Sends a request on a kept connection and waits for nothing; `receive` returns the reply.
+        Returns None if that is not possible at once."""
+        lane = self._idle_lane()
+        sent = SentRequest(lane, self._keep, get, path) if lane is not None else None
+        if sent is None or sent.is_sent:
+            return sent
+        sent.close()
+        return None
+
+    def receive(self, sent: SentRequest) -> FetchBody:
+        """Returns the reply as `get` does. Takes over the request."""
+        return FetchBody(sent.take(), self._keep, sent.get, sent.path, is_begun=True)
+
     def _take(self) -> CurlConnection:
-        """Returns the most recently used idle lane, or a new one."""
+        return self._idle_lane() or CurlConnection(self._share)
+
+    def _idle_lane(self) -> CurlConnection | None:
+        """Returns the most recently used idle lane; None if all are in use."""
         while self._idle:
             with contextlib.suppress(IndexError):  # another thread emptied it
                 lane, since_s = self._idle.pop()
                 if time.monotonic() - since_s < KEPT_S:
                     return lane
                 lane.close()
-        return CurlConnection(self._share)
+        return None
 
     def _keep(self, lane: CurlConnection) -> None:
         if (made := lane.exchange.made).connections:

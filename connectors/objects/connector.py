@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec import structs
+
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, OriginError, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
@@ -28,14 +30,10 @@ from connectors.fetch.request import (
 )
 from connectors.objects.api import ObjectApi, ObjectStore
 from connectors.objects.http import ObjectHttp
+from connectors.page_replies import PageReplies
 from connectors.pages import Pages
-from connectors.s3.listing import (
-    DIRECTORY,
-    Listing,
-    ListingProgress,
-    directory_page,
-    first_names,
-)
+from connectors.s3.directory_pages import DirectoryPages, Parsed
+from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, first_names
 from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
@@ -158,15 +156,23 @@ class ObjectConnector:
 
     def list_dir(self, path: bytes) -> Iterator[Page]:
         prefix = self._directory(path)
-        progress = ListingProgress()
+        where = f"{self._store.where}/{prefix}"
+        replies = PageReplies(
+            self._http, lambda token: self._store.api().list(prefix, token, PAGE_KEYS, "/"), where
+        )
+        pages = DirectoryPages(prefix, where, replies, self._parsed)
 
         def fetch(token: str | None) -> tuple[Page, str | None]:
-            listing = self._list(prefix, token or "", PAGE_KEYS, "/")
-            page = directory_page(listing, prefix)
-            progress.check(token or "", listing)
-            return page, listing.token or None
+            try:
+                return pages.fetch(token)
+            except NotFound as error:
+                raise self._store.no_container() from error
 
         return Pages(fetch)
+
+    def _parsed(self, body: bytes) -> Parsed:
+        listing = self._store.parse_listing(body)
+        return listing.token, lambda: listing
 
     # Bytes.
 
@@ -211,7 +217,7 @@ class ObjectConnector:
             return None
         header = self._store.version_header
         answer = (header, version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
-        request = api.get(key, 0, size, version.etag)._replace(answer=answer)
+        request = structs.replace(api.get(key, 0, size, version.etag), answer=answer)
         return WholeFileRequest(
             request, lambda _, error: self._turns.ended(api, error), self._tell_made
         )

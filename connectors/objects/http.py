@@ -5,6 +5,7 @@ from __future__ import annotations
 from cachefs.core.errors import CacheFSError, CredentialsMissing
 from connectors.fetch.connection_pool import ConnectionPool, FetchBody
 from connectors.fetch.request import HttpRequest, OnConnected
+from connectors.fetch.sent_request import SentRequest
 from connectors.objects.api import ObjectStore
 
 
@@ -18,7 +19,17 @@ class ObjectHttp:
     def send(self, request: HttpRequest, path: str) -> FetchBody:
         """Returns the reply to a request, which the caller reads or closes. Raises a typed error
         for a reply that is not 2xx."""
-        reply = self._lanes.get(request, path)
+        return self._accepted(self._lanes.get(request, path), path)
+
+    def send_ahead(self, request: HttpRequest, path: str) -> SentRequest | None:
+        """See `connectors.page_replies`."""
+        return self._lanes.send(request, path)
+
+    def receive(self, sent: SentRequest) -> FetchBody:
+        """Returns the reply to a request of `send_ahead` as `send` does."""
+        return self._accepted(self._lanes.receive(sent), sent.path)
+
+    def _accepted(self, reply: FetchBody, path: str) -> FetchBody:
         if not reply.head.is_success:
             reply.close()
             raise self._refusal(reply, path)

@@ -24,17 +24,27 @@ from connectors.base import Body, Entry, Page, clean_etag
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.bounds import parse_http_date, parse_size
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import Head, OnConnected, WholeFileRequest, ignore_connections
+from connectors.fetch.request import (
+    Head,
+    HttpRequest,
+    OnConnected,
+    WholeFileRequest,
+    ignore_connections,
+)
+from connectors.page_replies import PageReplies
 from connectors.pages import Pages
+from connectors.s3.directory_pages import DirectoryPages, Parsed
 from connectors.s3.http import Requests, S3Http
 from connectors.s3.listing import (
     DIRECTORY,
     Listing,
     ListingProgress,
-    directory_page,
     first_names,
+    listing_of,
+    next_token,
     parse_listing,
 )
+from connectors.s3.listing_xml import page_texts
 from connectors.s3.options import S3Options
 from connectors.small_read_choice import SmallReadChoice
 
@@ -163,7 +173,6 @@ class S3Connector:
 
     def _list(self, query: dict[str, str]) -> Listing:
         path = f"s3://{self._bucket}/{query.get('prefix', '')}"
-        query = {"list-type": "2", "encoding-type": "url", **query}
         try:
             page = read_whole_body(self._http.send(self._http.requests().listing(query), path))
             return parse_listing(bytes(page))
@@ -173,16 +182,14 @@ class S3Connector:
 
     def list_dir(self, path: bytes) -> Iterator[Page]:
         prefix = self._directory(path)
-        first = {"prefix": prefix, "delimiter": "/", "max-keys": str(PAGE_KEYS)}
-        progress = ListingProgress()
+        query = {"prefix": prefix, "delimiter": "/", "max-keys": str(PAGE_KEYS)}
 
-        def fetch(token: str | None) -> tuple[Page, str | None]:
-            listing = self._list({**first, **_continued(token or "")})
-            page = directory_page(listing, prefix)
-            progress.check(token or "", listing)
-            return page, listing.token or None
+        def request(token: str) -> HttpRequest:
+            return self._http.requests().listing({**query, **_continued(token)})
 
-        return Pages(fetch)
+        where = f"s3://{self._bucket}/{prefix}"
+        replies = PageReplies(self._http, request, where)
+        return Pages(DirectoryPages(prefix, where, replies, _parsed).fetch)
 
     # Bytes.
 
@@ -262,6 +269,12 @@ class S3Connector:
             return ""
         now = self._head(key)
         return now.etag if now.mtime_ns == mtime_ns and now.size == version.size else ""
+
+
+def _parsed(body: bytes) -> Parsed:
+    """Parses a page for `DirectoryPages`."""
+    texts = page_texts(body)
+    return next_token(texts), lambda: listing_of(texts)
 
 
 def _continued(token: str) -> dict[str, str]:

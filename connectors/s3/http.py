@@ -14,6 +14,7 @@ from botocore.httpsession import get_cert_path
 from cachefs.core.errors import CredentialsMissing
 from connectors.fetch.connection_pool import ConnectionPool, FetchBody
 from connectors.fetch.request import HttpRequest, OnConnected
+from connectors.fetch.sent_request import SentRequest
 from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
 from connectors.s3.errors import classify, parse_failure
 from connectors.s3.options import S3Options
@@ -76,6 +77,7 @@ class Requests:
 
     def listing(self, query: Mapping[str, str]) -> HttpRequest:
         """Returns the request for a page of a listing."""
+        query = {"list-type": "2", "encoding-type": "url", **query}
         pairs = (f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in query.items())
         url = f"{self._url}?{'&'.join(sorted(pairs))}"
         return HttpRequest(url, self._headers, LISTING_BYTES, self._options, is_limit=True)
@@ -142,7 +144,17 @@ class S3Http:
     def send(self, request: HttpRequest, path: str) -> FetchBody:
         """Returns the reply to a request, which the caller reads or closes. Raises a typed error
         for a reply that is not 2xx."""
-        reply = self._lanes.get(request, path)
+        return self._accepted(self._lanes.get(request, path), path)
+
+    def send_ahead(self, request: HttpRequest, path: str) -> SentRequest | None:
+        """See `connectors.page_replies`."""
+        return self._lanes.send(request, path)
+
+    def receive(self, sent: SentRequest) -> FetchBody:
+        """Returns the reply to a request of `send_ahead` as `send` does."""
+        return self._accepted(self._lanes.receive(sent), sent.path)
+
+    def _accepted(self, reply: FetchBody, path: str) -> FetchBody:
         if not reply.head.is_success:
             reply.close()
             self._refuse(reply, path)

@@ -49,6 +49,11 @@ class ListingProgress:
         self._greatest = ""
         self._idle_pages = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last page had no greater name."""
+        return self._idle_pages > 0
+
     def check(self, token: str, listing: Listing) -> None:
         """Checks the reply to `token` ("": none). Raises OriginError for an endless listing."""
         if not listing.token:
@@ -68,12 +73,22 @@ class ListingProgress:
 
 def parse_listing(body: bytes) -> Listing:
     """Parses a reply. Raises BadBody for an incomplete one, OriginError if it is no listing."""
-    page = page_texts(body)
-    truncated = page.truncated == "true"
-    if truncated and not page.token:
+    return listing_of(page_texts(body))
+
+
+def next_token(page: PageTexts) -> str:
+    """Returns the token of the next page, "" at the end. Raises BadBody if it is missing."""
+    if page.truncated != "true":
+        return ""
+    if not page.token:
         raise BadBody("the listing is truncated but has no continuation token")
-    prefixes = _decoded(page.prefixes, page.encoding)
-    return Listing(_objects(page), prefixes, page.token if truncated else "")
+    return page.token
+
+
+def listing_of(page: PageTexts) -> Listing:
+    """Returns the listing of a parsed page. Raises BadBody for an incomplete one."""
+    token, prefixes = next_token(page), _decoded(page.prefixes, page.encoding)
+    return Listing(_objects(page), prefixes, token)
 
 
 def _objects(page: PageTexts) -> list[Listed]:

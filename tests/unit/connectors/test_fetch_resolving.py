@@ -12,7 +12,8 @@ from tests.services.namespaces import without_mounts
 PROGRAM = """
 import socket, sys, threading, time
 import pycurl
-from connectors.fetch.connection_pool import CurlConnection, ConnectionPool
+from connectors.fetch.connection import CurlConnection
+from connectors.fetch.connection_pool import ConnectionPool
 from connectors.fetch.request import HttpRequest
 
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
