@@ -75,7 +75,7 @@ class Limit(Decorator):
             return None
         ask = None
         try:
-            ask = super().ask(path, version)
+            ask = self._inner.ask(path, version)
         finally:
             if ask is None:
                 self._release()

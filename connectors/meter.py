@@ -133,7 +133,7 @@ class Metered(Decorator):
         return data
 
     def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
-        ask, started = super().ask(path, version), self._clock()
+        ask, started = self._inner.ask(path, version), self._clock()
 
         def ended(size_bytes: int, error: str) -> None:
             if error != NOT_SENT:

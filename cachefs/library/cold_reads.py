@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
@@ -18,7 +20,7 @@ from cachefs.library.shared_socket import Reply, SocketLost
 ASK_BYTES: Final = 1 << 20
 
 
-class Wanted(NamedTuple):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """Bytes [start, stop) of a file, within its size."""
 
     inode: Inode
@@ -60,8 +62,9 @@ class ColdReads:
                     self._close(item)
 
     def _opens(self) -> Iterator[tuple[int, m.Message]]:
-        for item, (inode, _, _) in self._wanted.items():
+        for item, wanted in self._wanted.items():
             if item not in self._done:
+                inode = wanted.inode
                 yield item, m.Open(self._namespace, inode.ino, True, False, inode.nonce)
 
     def _take(self, item: int, reply: Reply) -> m.Message | None:
@@ -74,12 +77,12 @@ class ColdReads:
             return None
 
     def _opened(self, item: int, opened: m.Opened, fd: int | None) -> m.Message | None:
-        inode, start, stop = self._wanted[item]
-        read = self._open[item] = _PartialRead(opened.handle, fd, start)
-        if opened.size != inode.size:
+        wanted = self._wanted[item]
+        read = self._open[item] = _PartialRead(opened.handle, fd, wanted.start)
+        if opened.size != wanted.inode.size:
             raise Stale("the file has another size than its name had")
         if opened.complete and (fd is not None or not opened.size):
-            read.take(fd, start, stop, 0)
+            read.take(fd, wanted.start, wanted.stop, 0)
         return self._next(item, read)
 
     def _ensured(self, item: int, reply: m.Ensured, fd: int | None) -> m.Message | None:

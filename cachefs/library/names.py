@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotADirectory, Stale
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
@@ -28,7 +30,7 @@ IN_FLIGHT: Final = 256
 STALE_TRIES: Final = 3  # of a path whose directories are replaced while it is resolved
 
 
-class KnownPath(NamedTuple):
+class KnownPath(msgspec.Struct, frozen=True, gc=False):
     """An inode, the name of its content, and until when (monotonic) the path leads to it."""
 
     inode: Inode
@@ -60,7 +62,7 @@ class Names:
     def known(self, path: bytes, now: float) -> KnownPath | None:
         """Returns what is known of a path, without a request; None if it must be resolved."""
         found = self._paths.get(path)
-        return found if found is not None and found[2] > now else None
+        return found if found is not None and found.expires_at > now else None
 
     def forget(self, path: bytes) -> None:
         """Drops a path whose inode turned out to be outdated, with the names on it."""

@@ -6,7 +6,9 @@ Links are followed inside the tree of the source only: what lies outside of it h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cachefs.core.errors import (
     BadConfig,
@@ -22,7 +24,7 @@ from cachefs.core.model import MAX_NAME_BYTES, Inode, Kind
 MOST_LINKS: Final = 40  # as the kernel follows
 
 
-class Question(NamedTuple):
+class Question(msgspec.Struct, frozen=True, gc=False):
     """A name whose inode the walk needs next."""
 
     parent: int

@@ -18,7 +18,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cachefs.client.sockets import MAX_IN_FLIGHT, close_fd, receive
 from cachefs.core import messages as m
@@ -40,7 +42,7 @@ class SocketLost(Unreachable):
     """The connection to the server broke. A retry on the next connection may succeed."""
 
 
-class Reply(NamedTuple):
+class Reply(msgspec.Struct, frozen=True):
     """The reply to request `id`. The receiver owns `fd`."""
 
     id: int
@@ -111,7 +113,10 @@ class SharedSocket:
         with self._lock:
             self._check()
             try:
-                socket.send_fds(self._sock, [data], [] if fd is None else [fd])
+                if fd is None:
+                    self._sock.send(data)
+                else:
+                    socket.send_fds(self._sock, [data], [fd])
                 return
             except BlockingIOError:
                 raise

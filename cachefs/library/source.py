@@ -7,7 +7,9 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
+
+import msgspec
 
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, IsADirectory, Stale
@@ -28,7 +30,7 @@ _Used = TypeVar("_Used", covariant=True)
 Failed = CacheFSError | OSError
 
 
-class ByteRange(NamedTuple):
+class ByteRange(msgspec.Struct, frozen=True, gc=False):
     """A part of a file as callers write it: None is the start or the end, negative numbers count
     from the end."""
 
@@ -84,8 +86,8 @@ class Source:
         self._count_uses(size)
         if None in results:
             left = [number for number, one in enumerate(results) if one is None]
-            rest = self.read_all([ByteRange(paths[number]) for number in left])
-            for number, result in zip(left, rest, strict=True):
+            rest = _Reads(self, {number: ByteRange(paths[number]) for number in left})
+            for number, result in self._in_rounds([(n, paths[n]) for n in left], rest):
                 results[number] = result
         return results  # type: ignore[return-value]  # no None is left
 
@@ -103,7 +105,7 @@ class Source:
             else:
                 results[number] = data
         if left:
-            reads = _Reads(self, ranges)
+            reads = _Reads(self, dict(enumerate(ranges)))
             for number, result in self._in_rounds([(n, ranges[n].path) for n in left], reads):
                 results[number] = result
         return [one for one in results if one is not None]
@@ -132,7 +134,7 @@ class Source:
         return data
 
     def read_cold(
-        self, ranges: Sequence[ByteRange], missing: Mapping[int, KnownPath]
+        self, ranges: Mapping[int, ByteRange], missing: Mapping[int, KnownPath]
     ) -> Mapping[int, bytes | Failed]:
         """Returns the bytes of the ranges with these numbers, by the server."""
         wanted = {
@@ -332,7 +334,7 @@ class Source:
 class _Reads:
     """Reads ranges, whose paths are resolved."""
 
-    def __init__(self, source: Source, ranges: Sequence[ByteRange]) -> None:
+    def __init__(self, source: Source, ranges: Mapping[int, ByteRange]) -> None:
         self._source = source
         self._ranges = ranges
 

@@ -20,11 +20,10 @@ from connectors.fetch.multi import Ended, Multi, close_handles
 from connectors.fetch.request import AT_ONCE, NO_NEW_CONNECTIONS, HttpRequest, NewConnections
 
 BODY_BYTES: Final = 1 << 20  # the largest file
-ROOM_BYTES: Final = 16 << 20  # of the buffers of all requests in flight; other reads wait
+ROOM_BYTES: Final = 16 << 20  # of all buffers; reads wait for those in use
 LIMIT_S: Final = BODY_BYTES / LEAST_BYTES_PER_S  # of one read: slower ones count as silence
 SILENCE_LIMIT_S: Final = 10  # other reads wait for a place: a thread has more patience
 ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
-KEPT_BYTES: Final = 8 << 20  # of buffers that no request uses
 
 EVENTS_AT_ONCE: Final = 16  # of sockets: TLS takes 0.1 ms for the body of one, and others wait
 
@@ -51,7 +50,7 @@ class BatchReader:
         self._idle: list[Exchange] = []
         self._used_bytes = 0  # of buffers of requests, and of bodies that were not returned
         self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
-        self._kept_bytes = 0
+        self._kept_bytes = 0  # of buffers that no request uses
         _open.add(self)
 
     def fileno(self) -> int:
@@ -85,7 +84,7 @@ class BatchReader:
         buffer = body.obj
         assert isinstance(buffer, bytearray)
         self._used_bytes -= len(buffer)
-        if self._kept_bytes + len(buffer) <= KEPT_BYTES:
+        if self._used_bytes + self._kept_bytes + len(buffer) <= ROOM_BYTES:
             self._buffers.append(buffer)
             self._kept_bytes += len(buffer)
 
@@ -130,6 +129,8 @@ class BatchReader:
         if len(buffer) < size_bytes:
             buffer = bytearray(-(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
         self._used_bytes += len(buffer)
+        while self._buffers and self._used_bytes + self._kept_bytes > ROOM_BYTES:
+            self._kept_bytes -= len(self._buffers.pop(0))
         return buffer
 
 

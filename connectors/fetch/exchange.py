@@ -115,8 +115,10 @@ class Exchange:
 
     def _last_head(self) -> Head | None:
         """Returns the last head; None if it is an interim one (1xx)."""
-        before = [at for at, line in enumerate(self._lines[:-1]) if line in _ENDS]
-        head = parse_head(self._lines[before[-1] + 1 if before else 0 :])
+        lines = self._lines
+        if sum(map(lines.count, _ENDS)) > 1:
+            lines = lines[1 + max(at for at, line in enumerate(lines[:-1]) if line in _ENDS) :]
+        head = parse_head(lines)
         return None if 100 <= head.status < 200 else head
 
     def drop(self, size: int) -> None:

@@ -13,8 +13,9 @@ import select
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 import pycurl
 
 from connectors.fetch.exchange import Exchange
@@ -27,7 +28,7 @@ _EVENTS: Final = {
 _LONGEST_S: Final = 60.0  # the longest wait, even if libcurl allows more
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True):
     """A request that has ended. `code` is libcurl's; 0: the reply is complete."""
 
     exchange: Exchange

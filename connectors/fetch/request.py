@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from connectors.base import clean_etag
 
 AT_ONCE: Final = 256  # small-file reads in flight, of all sources together
@@ -28,7 +30,7 @@ _NAMES: Final = {
 }
 
 
-class HttpRequest(NamedTuple):
+class HttpRequest(msgspec.Struct, frozen=True):
     """A request. `options` are libcurl's, by number: method, certificates, proxy, signature."""
 
     url: str
@@ -41,13 +43,16 @@ class HttpRequest(NamedTuple):
 
     def is_answer(self, head: Head | None) -> bool:
         """Returns whether this is the head of the expected reply."""
-        return (
-            head is not None
-            and head.status == 206
-            and head.is_plain
-            and head.headers.get("content-length", str(self.size)) == str(self.size)
-            and all(_value(head.headers, name) == value for name, value in self.answer)
-        )
+        if head is None or head.status != 206 or not head.is_plain:
+            return False
+        headers, length = head.headers, str(self.size)
+        if headers.get("content-length", length) != length:
+            return False
+        for name, value in self.answer:
+            found = headers.get(name, "")
+            if (clean_etag(found) if name == "etag" else found) != value:
+                return False
+        return True
 
     def __repr__(self) -> str:
         return "HttpRequest(...)"  # its options hold credentials
@@ -105,7 +110,8 @@ class Head:
     def is_plain(self) -> bool:
         """True if the body is the object's stored bytes. A Content-Encoding does not matter: it is
         metadata of the object and does not change the transfer."""
-        return self.headers.get("transfer-encoding", "chunked").lower() == "chunked"
+        coding = self.headers.get("transfer-encoding")
+        return coding is None or coding.lower() == "chunked"
 
 
 def parse_head(lines: Sequence[bytes]) -> Head:
@@ -125,8 +131,3 @@ def parse_head(lines: Sequence[bytes]) -> Head:
             return Head(0, {})
         headers[known] = value.decode("latin-1").strip()
     return Head(int(status), headers)
-
-
-def _value(headers: Mapping[str, str], name: str) -> str:
-    value = headers.get(name, "")
-    return clean_etag(value) if name == "etag" else value

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec import structs
+
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, OriginError, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
@@ -215,7 +217,7 @@ class ObjectConnector:
             return None
         header = self._store.version_header
         answer = (header, version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
-        request = api.get(key, 0, size, version.etag)._replace(answer=answer)
+        request = structs.replace(api.get(key, 0, size, version.etag), answer=answer)
         return WholeFileRequest(
             request, lambda _, error: self._turns.ended(api, error), self._tell_made
         )

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -57,7 +57,7 @@ ino_key = _INO.pack
 decode_inode = msgspec.msgpack.Decoder(Inode).decode  # see `inode_bytes`
 
 
-class Stored(NamedTuple):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """A dentry's value, decoded."""
 
     inode: Inode

@@ -188,7 +188,7 @@ class Transaction(Names):
         """Records when an unchanged name was last seen at the origin."""
         old = self.dentry(parent, key)
         if old is not None and asked_at:
-            self.put_dentry(parent, key, old._replace(checked_at=asked_at))
+            self.put_dentry(parent, key, msgspec.structs.replace(old, checked_at=asked_at))
 
     def announce(self, parent: int, name: bytes) -> None:
         """Queues an event that makes clients invalidate a name."""
@@ -339,7 +339,7 @@ class Transaction(Names):
         """Clears the time at which a name was checked."""
         stored = self.dentry(parent, key)
         if stored is not None:
-            self.put_dentry(parent, key, stored._replace(checked_at=0.0))
+            self.put_dentry(parent, key, msgspec.structs.replace(stored, checked_at=0.0))
 
     # ---- policies --------------------------------------------------------------------------------
 

@@ -25,15 +25,16 @@ KEYS = {b"train/%d" % n: b"x" * n for n in range(1, 6)}
 
 
 class Workers:
-    """Have the first page of everything; `gone` does not answer."""
+    """Have the first page of everything; `gone` does not answer, a disk of `partial` does not."""
 
     gone = ""
+    partial = ""
 
     async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
         if url == self.gone:
             return m.Failure("unavailable", "its disk failed")
         if isinstance(call, c.Have):
-            return c.Had([b"\x01" for _ in call.contents])
+            return c.Had([b"\x01" for _ in call.contents], incomplete=url == self.partial)
         return c.Dropped(len(call.contents), 7, 0)
 
 
@@ -139,6 +140,17 @@ def test_a_worker_that_does_not_answer_is_named(tmp_path: Path) -> None:
             assert usage["silent"] == ["worker1: its disk failed"]
             _, freed = await ask("POST", "/free", {"path": "/im"})
             assert (freed["files"], freed["silent"]) == (10, usage["silent"])
+
+    run(go())
+
+
+def test_a_worker_with_a_silent_disk_is_named_and_counted(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with api(tmp_path) as ask:
+            _, whole = await ask("GET", "/usage?path=/im")
+            ask.workers.partial = "http://127.0.0.1:20001"
+            _, usage = await ask("GET", "/usage?path=/im")
+            assert usage == {**whole, "silent": ["worker1: a disk of its cache does not answer"]}
 
     run(go())
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+
+class Grant(msgspec.Struct, frozen=True, gc=False):
     """An open file. `fd` is read-only and the receiver's to close: `complete`, every byte is in it;
     else it is the partial cache file (read what `ensure` granted), or None. `tier`: where it is."""
 

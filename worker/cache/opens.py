@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from cachefs.core.model import PAGE_BYTES, Origin
 from worker.cache.handles import Handle
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from worker.tier.probe import TierWatch
 
 
-class OpenFile(NamedTuple):
+class OpenFile(msgspec.Struct, frozen=True):
     """`fd` is the receiver's to close. The file is complete where the handle has no entry."""
 
     handle: Handle

@@ -148,8 +148,9 @@ class Filler:
         transfer.limit_s = self._context.config.origin_deadline_s
         self._stalls.began(transfer, piece)
         done = functools.partial(self._begun, piece, transfer)
-        if not self._starts_small(piece, transfer, done):
-            self._supply.threads(piece).submit(self._run_of(piece), transfer, done=done)
+        in_thread = functools.partial(self._run_in_thread, piece, transfer, done)
+        if not self._starts_small(piece, transfer, done, in_thread):
+            in_thread()
         return True
 
     def _first_transfer(self, piece: Piece, first: int) -> Transfer:
@@ -157,21 +158,22 @@ class Filler:
             return self._past.transfer(piece, piece.segment, first)
         return self._cache_transfer(piece, first)
 
-    def _run_of(self, piece: Piece) -> Callable[[Transfer], None]:
-        """Returns what runs the piece's first transfer, in a thread."""
+    def _run_in_thread(self, piece: Piece, transfer: Transfer, done: Done) -> None:
+        """Runs the piece's first transfer."""
+        run: Callable[[Transfer], None] = functools.partial(self._run_into_cache, piece)
         if piece.transit and piece.segment is not None:
-            return functools.partial(self._past.run, piece, piece.segment)
-        return functools.partial(self._run_into_cache, piece)
+            run = functools.partial(self._past.run, piece, piece.segment)
+        self._supply.threads(piece).submit(run, transfer, done=done)
 
-    def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
+    def _starts_small(
+        self, piece: Piece, transfer: Transfer, done: Done, in_thread: Callable[[], None]
+    ) -> bool:
         if not (piece.is_small and piece.purpose is Purpose.SERVE):
             return False
         store = functools.partial(self._store_small, piece.entry, transfer)
         if piece.transit and piece.segment is not None:
             store = functools.partial(self._past.store, piece.segment, transfer)
-        run = self._run_of(piece)
-        otherwise = lambda: self._supply.threads(piece).submit(run, transfer, done=done)  # noqa: E731
-        return self._supply.small.start(SmallFile(piece.entry.origin, store, done, otherwise))
+        return self._supply.small.start(SmallFile(piece.entry.origin, store, done, in_thread))
 
     def _begun(
         self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None

@@ -82,7 +82,6 @@ class Transfer:
         self._stop = min(end * PAGE_BYTES, origin.size)
         if span is not None:
             self._at, self._stop = max(self._at, span[0]), min(self._stop, span[1])
-        self._hash = xxhash.xxh3_64()
         self._body: SourceBody | None = None
         self._cut: CacheFSError | None = None
         self.limit_s = NEVER_S
@@ -98,7 +97,7 @@ class Transfer:
         """Writes the source's body to `fd`, and closes the body in any case. Raises the source's
         errors, the error of `cut`, BadBody, DiskFault, Interrupted."""
         self.raise_if_aborted()
-        self._fd, self.moved_s = fd, time.monotonic()
+        self._fd, self._hash, self.moved_s = fd, xxhash.xxh3_64(), time.monotonic()
         size = self._stop - self._at
         with bounded(self.moved_s + self.limit_s):
             body = self._body = source.read(self._origin, self._at, size, purpose)

@@ -73,6 +73,8 @@ class Prefetcher:
     def announced(self, session: Hashable, namespace: NamespaceId, ino: int) -> bool:
         """Records the open of a file. Returns whether an announced order expected it: it starts no
         run then."""
+        if not len(self.orders.book):
+            return False
         return self.orders.opened(session, namespace, ino, time.monotonic())
 
     def used(self, names: Sequence[str], session: Hashable = None) -> None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from cachefs.core import messages as m
 
 GRACE_S: Final = 1.0  # beyond the deadline: lower layers time out first, with a better error
@@ -42,7 +44,7 @@ class _Spent(NamedTuple):
     spent_s: float
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True):
     """A request in flight. Times are monotonic, in seconds. `spent`: by the requests before it."""
 
     body: m.Message

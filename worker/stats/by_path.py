@@ -27,16 +27,20 @@ FIELDS: Final = (*OPENS, "origin_bytes", "peer_bytes")
 def label_of(origin: Origin) -> str:
     """Returns the source, and the first directory of the file's path in it."""
     first, slash, _ = origin.path.partition(b"/")
-    return _label(url_of(origin), first if slash else b"")
+    return _label(origin.ufs, first if slash else b"")
 
 
 @functools.lru_cache(maxsize=1024)
-def _label(url: str, first: bytes) -> str:
-    return f"{url}/{first.decode('utf-8', 'backslashreplace')}"
+def _label(ufs: str, first: bytes) -> str:
+    return f"{_url(ufs)}/{first.decode('utf-8', 'backslashreplace')}"
 
 
 def url_of(origin: Origin) -> str:
-    return origin.ufs.partition("|")[0]
+    return _url(origin.ufs)
+
+
+def _url(ufs: str) -> str:
+    return ufs.partition("|")[0]
 
 
 class Period(NamedTuple):
@@ -121,11 +125,19 @@ class PathTally:
 
     def _count(self, label: str, field: str, count: int) -> None:
         if count:
-            counts = self._counts.setdefault(self._label(label), dict.fromkeys(FIELDS, 0))
-            counts[field] += count
+            _add(self._counts, self._label(label), FIELDS, field, count)
 
     @staticmethod
     def _open(opens: dict[str, dict[str, int]], label: str, field: str, count: int) -> None:
         if label not in opens and len(opens) >= MOST_PATHS:
             label = OTHER
-        opens.setdefault(label, dict.fromkeys(OPENS, 0))[field] += count
+        _add(opens, label, OPENS, field, count)
+
+
+def _add(
+    counts: dict[str, dict[str, int]], label: str, fields: Sequence[str], field: str, count: int
+) -> None:
+    of_label = counts.get(label)
+    if of_label is None:
+        of_label = counts[label] = dict.fromkeys(fields, 0)
+    of_label[field] += count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -12,8 +11,7 @@ from worker.store.records import HELD_READ, FileRecord
 from worker.store.view_records import NameRecord, ViewRecord
 
 
-@dataclass(frozen=True, slots=True)
-class PutFile:
+class PutFile(msgspec.Struct, frozen=True):
     """Stores the record of a file, and its new or cleared (None) pages."""
 
     key: bytes
@@ -26,16 +24,14 @@ class PutFile:
             writer.put_pages(self.key, self.record.size, self.pages)
 
 
-@dataclass(frozen=True, slots=True)
-class DropFile:
+class DropFile(msgspec.Struct, frozen=True):
     key: bytes
 
     def apply(self, writer: IndexWriter) -> None:
         writer.delete(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class TouchFile:
+class TouchFile(msgspec.Struct, frozen=True):
     """Updates the last use, the allocated bytes (-1: unchanged) and the time of the last fill (0:
     unchanged) of a file. Does nothing if the file has no record."""
 
@@ -61,8 +57,7 @@ class TouchFile:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HoldFile:
+class HoldFile(msgspec.Struct, frozen=True):
     """Protects a file from eviction until `until_s` (wall clock); 0 ends that. Does nothing if the
     file has no record."""
 
@@ -80,8 +75,7 @@ class HoldFile:
             writer.put(self.key, changed)
 
 
-@dataclass(frozen=True, slots=True)
-class PutView:
+class PutView(msgspec.Struct, frozen=True):
     """Stores the record of a view; None deletes it."""
 
     view: int
@@ -94,8 +88,7 @@ class PutView:
             writer.put_view(self.view, self.record)
 
 
-@dataclass(frozen=True, slots=True)
-class PutNames:
+class PutNames(msgspec.Struct, frozen=True):
     """Stores names of a view, by their keys after `head`."""
 
     head: bytes
@@ -106,8 +99,7 @@ class PutNames:
             writer.put_name(self.head + key, record)
 
 
-@dataclass(frozen=True, slots=True)
-class DropNames:
+class DropNames(msgspec.Struct, frozen=True):
     """Deletes names of views, by their whole keys."""
 
     keys: Collection[bytes]

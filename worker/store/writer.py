@@ -19,10 +19,10 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import lmdb
+import msgspec
 
 from worker.store.index import Change, Index
 
@@ -45,8 +45,7 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     changes: Sequence[Change]
     after: Callable[[], None]
     done: Done

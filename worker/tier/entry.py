@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, Origin
@@ -26,6 +26,9 @@ class Ahead(NamedTuple):
     first: int
     end: int
     downwards: bool = False
+
+
+_NOTHING_AHEAD: Final = Ahead(0, 0)
 
 
 class Entry:
@@ -62,7 +65,7 @@ class Entry:
         self.inflight_bits = 0
         self.asked_in: dict[int, int] = {}  # page for which peers may be waited -> since epoch
         self.busy_pieces = 0
-        self.ahead = Ahead(0, 0)
+        self.ahead = _NOTHING_AHEAD
         self.users = 0
         self.looking: asyncio.Task[None] | None = None  # until it is known what is cached
         self.completing = False

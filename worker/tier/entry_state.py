@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import collections
 import enum
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 MOST_STEPS: Final = 4096  # of all contents of a tier, for `Stories.story`
 
@@ -66,7 +68,7 @@ TRANSITIONS: Final = {
 }  # fmt: skip
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """A transition of one content. `at_s`: monotonic clock."""
 
     at_s: float

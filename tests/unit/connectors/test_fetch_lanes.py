@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pycurl
 import pytest
+from msgspec import structs
 
 from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.fetch import connection_pool, exchange
@@ -329,7 +330,7 @@ def test_a_certificate_that_nobody_trusts(source: ConnectionPool, tmp_path: Path
     other = make_certificate(tmp_path / "other")
     with serving(make_certificate(tmp_path / "c")) as server:
         request = get(server, "/f/10")
-        error = failed(source, request._replace(options={pycurl.CAINFO: str(other)}))
+        error = failed(source, structs.replace(request, options={pycurl.CAINFO: str(other)}))
     assert isinstance(error, Unreachable)
     assert "not trusted" in error.cause
     assert "--ca-bundle" in error.remedy
@@ -338,7 +339,9 @@ def test_a_certificate_that_nobody_trusts(source: ConnectionPool, tmp_path: Path
 def test_a_file_of_certificates_that_is_none(source: ConnectionPool, tmp_path: Path) -> None:
     with serving(make_certificate(tmp_path / "c")) as server:
         request = get(server, "/f/10")
-        error = failed(source, request._replace(options={pycurl.CAINFO: str(tmp_path / "none")}))
+        error = failed(
+            source, structs.replace(request, options={pycurl.CAINFO: str(tmp_path / "none")})
+        )
     assert isinstance(error, Unreachable)
     assert "--ca-bundle" in error.remedy
 
@@ -382,12 +385,12 @@ def test_a_server_that_changes_its_certificate(source: ConnectionPool, tmp_path:
     both.write_bytes(first.read_bytes() + second.read_bytes())
     with serving(first) as server:
         request = get(server, "/f/10")
-        assert read(source, request._replace(options={pycurl.CAINFO: str(both)}))[1] is None
+        assert read(source, structs.replace(request, options={pycurl.CAINFO: str(both)}))[1] is None
         server._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server._tls.load_cert_chain(second)
         for sock in server._connections:
             sock.shutdown(socket.SHUT_RDWR)
-        raw_request = request._replace(options={pycurl.CAINFO: str(both)})
+        raw_request = structs.replace(request, options={pycurl.CAINFO: str(both)})
         assert read(source, raw_request)[1] is None
         assert "not trusted" in failed(ConnectionPool(), request).cause
 
@@ -441,7 +444,10 @@ def test_a_request_has_its_own_headers_alone(raw: RawServer, source: ConnectionP
 
     raw.script = script
     plain = get(raw, "/f/100")
-    for request in (plain._replace(headers=("X-Former: 1",)), plain._replace(headers=())):
+    for request in (
+        structs.replace(plain, headers=("X-Former: 1",)),
+        structs.replace(plain, headers=()),
+    ):
         assert read(source, request) == (content("/f/100", 100), None)
     assert [b"X-Former" in head for head in heads] == [True, False]
 

@@ -4,6 +4,7 @@ large ones, and those that are cut, over plain HTTP and TLS."""
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from cachefs.core.errors import OriginError
 from connectors.fetch.connection_pool import ConnectionPool
@@ -14,7 +15,7 @@ from tests.unit.connectors.test_fetch_lanes import read
 
 def listed(raw: RawServer, limit: int) -> HttpRequest:
     """Asks for a body of at most `limit` bytes."""
-    return get(raw, "/list/1000")._replace(size=limit, is_limit=True)
+    return structs.replace(get(raw, "/list/1000"), size=limit, is_limit=True)
 
 
 CHUNKED = b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

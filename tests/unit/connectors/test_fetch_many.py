@@ -15,7 +15,7 @@ import pytest
 
 from cachefs.core.errors import BY_CODE
 from connectors.fetch import batch_reader as many_module
-from connectors.fetch.batch_reader import BODY_BYTES, KEPT_BYTES, BatchReader
+from connectors.fetch.batch_reader import BODY_BYTES, ROOM_BYTES, BatchReader
 from connectors.fetch.request import AT_ONCE, HttpRequest, NewConnections, parse_head
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.raw_http import (
@@ -101,7 +101,7 @@ def test_bodies_of_many_files_at_once(raw: RawServer, reads: Reads) -> None:
     for target, size in zip(targets, sizes, strict=True):
         assert found[target] == (content(target, size), size, ""), f"seed {SEED}"
     assert raw.connections <= AT_ONCE
-    assert reads.many._kept_bytes <= KEPT_BYTES
+    assert reads.many._kept_bytes <= ROOM_BYTES
 
 
 def map_outcomes(reads: Reads, sizes: list[int]) -> list[tuple[str, bytes | None, int, str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pycurl
 import pytest
+from msgspec import structs
 
 from cachefs.core.errors import Unreachable
 from connectors.fetch import exchange
@@ -108,7 +109,8 @@ def source() -> Iterator[ConnectionPool]:
 
 
 def by(proxy: str, request: HttpRequest) -> HttpRequest:
-    return request._replace(options={**request.options, **SIGNED, pycurl.PROXY: proxy})
+    options = {**request.options, **SIGNED, pycurl.PROXY: proxy}
+    return structs.replace(request, options=options)
 
 
 def test_a_kept_tunnel_is_used_again(
@@ -208,7 +210,7 @@ def test_a_file_of_certificates_that_changes_is_read_again(
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(make_certificate(tmp_path / "other.pem").read_bytes())
     request = get(origin, "/f/100")
-    request = request._replace(options={**request.options, pycurl.CAINFO: str(trusted)})
+    request = structs.replace(request, options={**request.options, pycurl.CAINFO: str(trusted)})
     with pytest.raises(Unreachable, match="not trusted"):
         source.get(request, "path")
     assert origin.certificate is not None

@@ -41,7 +41,7 @@ def walked(path: bytes) -> PathWalk:
         question = walk.question
         if question is None:
             return walk
-        walk.answer(TREE.get(question))
+        walk.answer(TREE.get((question.parent, question.name)))
     raise AssertionError("the walk does not end")
 
 

@@ -10,7 +10,9 @@ import collections
 import functools
 import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cachefs.core.model import Origin
 from connectors.fetch.batch_reader import BatchReader
@@ -25,7 +27,7 @@ IDLE_S: Final = 15.0  # then the connections are closed
 RETRY_S: Final = 5.0  # after there were no descriptors
 
 
-class SmallFile(NamedTuple):
+class SmallFile(msgspec.Struct, frozen=True):
     """A file to be fetched. `store(body)` writes it; it raises where that fails or the file is no
     longer wanted. Then `done(None, error)` is called. Else `otherwise()` is: an ordinary thread is
     to read the file."""
