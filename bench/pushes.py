@@ -5,19 +5,25 @@ webhook, and within 3 s by a queue of SQS.
 The store is versitygw, with the queue moto. The CPU is measured while a sender posts events of
 objects that really were replaced, at 1,000 changes/s, in messages of 1, 10 and 100 events, one
 after the other or by several connections at once, as stores post them; and while the master reads
-as many messages, each with one event, which wait in a queue. The time to the new bytes is measured
+as many messages, each with one event, of a queue that has ten in a reply (`bench/queue_origin.py`),
+and of moto's, which is slow. The time to the new bytes is measured
 with the store's own events, from the end of the PUT.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
 import os
+import select
 import statistics
+import subprocess
+import sys
 import time
 import urllib.parse
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +31,7 @@ from typing import Any, Final
 from bench.harness import Lab, main
 from bench.machine import cpu_s
 from bench.mounts import BenchFailed
+from bench.origin import REPOSITORY
 from bench.report import Result
 from connectors.credential import DIRECTORY_VARIABLE
 from tests.services.cluster import Cluster
@@ -54,7 +61,58 @@ def run(lab: Lab, result: Result) -> None:
         DIRECTORY_VARIABLE: str(credentials),
     }
     webhooks(lab, result, variables)
+    full_queue(lab, result, variables)
     queues(lab, result)
+
+
+def full_queue(lab: Lab, result: Result, variables: dict[str, str]) -> None:
+    """Measures the CPU of the master for messages of one change each, of which a queue delivers ten
+    in a reply, as SQS does."""
+    changes = lab.size(3000, 1000)
+    with (
+        versitygw(lab.root / "with-queue") as server,
+        Cluster(lab.root / "full-queue", variables) as cluster,
+    ):
+        cluster.start(2)
+        server.client().create_bucket(Bucket="bucket")
+        mount, _ = shown(cluster, server, "/cpu", changes, "none")
+        replace(server, changes, b"xx")
+        with queue_origin(changes, "cpu/") as (url, ends):
+            at = ("--master", cluster.master.url)
+            before_s, began_s = cpu_s([cluster.master.pid]), time.monotonic()
+            cluster.master.run("ufs", "set", "/cpu", "--push", f"sqs:{url}", *at)
+            ends()
+            wall_s = time.monotonic() - began_s
+            time.sleep(2.0)  # what the master does later is counted, too
+            used_us = (cpu_s([cluster.master.pid]) - before_s) / changes * 1e6
+        wait_until(lambda: all_have(mount, 2), "every change is seen", LIMIT_S)
+    title = f"{changes:,} messages, {PER_S:,} a second, of a queue with ten in a reply"
+    result.table(title, "CPU us each", "changes/s").add(used_us, changes / wall_s)
+    result.bar(
+        "CPU of a change, 1 a message, by a queue with ten in a reply", used_us, CPU_US, "us"
+    )
+
+
+@contextlib.contextmanager
+def queue_origin(messages: int, prefix: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Runs a queue; yields its URL, and what waits until all messages are deleted."""
+    command = [sys.executable, "-m", "bench.queue_origin", "--messages", str(messages)]
+    command += ["--rate", str(PER_S), "--prefix", prefix]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def ends() -> None:
+            if not select.select([lines], [], [], LIMIT_S)[0] or not lines.readline():
+                raise BenchFailed("the queue's messages were not deleted in time")
+
+        try:
+            yield json.loads(lines.readline())["url"], ends
+        finally:
+            process.stdin.close()
 
 
 def queues(lab: Lab, result: Result) -> None:
@@ -138,13 +196,12 @@ def time_to_bytes(
 
 def cpu(cluster: Cluster, server: Any, url: str, result: Result, changes: int) -> None:
     mount, _ = shown(cluster, server, "/cpu", changes, WEBHOOK)
-    client, parts = server.client(), urllib.parse.urlsplit(url.replace("/im", "/cpu"))
+    parts = urllib.parse.urlsplit(url.replace("/im", "/cpu"))
     title = f"{changes:,} changes, {PER_S:,} a second"
     table = result.table(title, "events a message", "connections", "CPU us each", "changes/s")
     for turn, (size, connections) in enumerate(SENDERS):
         body = b"x" * (turn + 2)
-        with ThreadPoolExecutor(PUTS_AT_ONCE) as pool:
-            list(pool.map(lambda n, body=body: put(client, f"cpu/{n}", body), range(changes)))
+        replace(server, changes, body)
         time.sleep(1.0)
         before_s, began_s = cpu_s([cluster.master.pid]), time.monotonic()
         post(parts, changes, size, connections)
@@ -180,6 +237,12 @@ def all_have(mount: Path, size: int) -> bool:
 
 def all_hold(paths: list[Path], body: bytes) -> bool:
     return all(path.read_bytes() == body for path in paths)
+
+
+def replace(server: Any, changes: int, body: bytes) -> None:
+    client = server.client()
+    with ThreadPoolExecutor(PUTS_AT_ONCE) as pool:
+        list(pool.map(lambda n: put(client, f"cpu/{n}", body), range(changes)))
 
 
 def put(client: Any, key: str, body: bytes) -> None:
