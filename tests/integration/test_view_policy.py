@@ -118,7 +118,7 @@ def test_a_reader_in_another_mount_namespace_is_a_use(node: Node, mnt: Path) -> 
                 assert views(node, mnt)["uncovers"] == {}
                 assert device_in(apart, file) == covered
             wait_until(lambda: not is_covered(mnt), "the end of the cover", LIMIT_S)
-            # Copies in other namespaces go after the cover itself, and before the view counts it.
+            # Copies in other namespaces are removed after the cover itself.
             wait_until(lambda: device_in(apart, file) != covered, "the end of the copy", LIMIT_S)
     wait_until(lambda: bool(views(node, mnt)["uncovers"]), "the count", LIMIT_S)
     assert views(node, mnt)["uncovers"] == {"unused": 1}
