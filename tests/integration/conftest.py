@@ -242,8 +242,22 @@ def transport_options() -> tuple[str, ...]:
     return ()
 
 
+def outlived(request: pytest.FixtureRequest) -> None:
+    """Sets up what processes of the test read from, if the test has it, so that it ends after them:
+    else they would log that it is gone."""
+    for name in ("bucket", "proxy"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
+
+
 @pytest.fixture
-def node(tmp_path: Path, s3: S3Server, transport_options: tuple[str, ...]) -> Iterator[Node]:
+def node(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    s3: S3Server,
+    transport_options: tuple[str, ...],
+) -> Iterator[Node]:
+    outlived(request)
     user = Node(tmp_path, s3.credentials(), transport_options)
     try:
         yield user
@@ -304,8 +318,9 @@ def proxy(bucket: Bucket, scheme: str, authority: Authority) -> Iterator[FaultPr
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
     """Of the bucket's credentials; nothing runs yet."""
+    outlived(request)
     with Cluster(tmp_path / "cluster", bucket.server.credentials()) as made:
         yield made
 

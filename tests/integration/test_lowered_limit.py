@@ -21,13 +21,14 @@ QUICK_S = 10.0  # waiting for room took 60 s, and was ENOSPC then
 
 @pytest.fixture
 def shared_memory() -> Iterator[Path]:
+    """For a mount's cache: tests name it before `node`, whose processes end first then."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         yield Path(path)
 
 
 @pytest.mark.parametrize("by", ["cache-size", "memory-limit"])
 def test_a_mount_with_a_smaller_cache_reads_at_once_and_shrinks(
-    node: Node, bucket: Bucket, shared_memory: Path, by: str
+    shared_memory: Path, node: Node, bucket: Bucket, by: str
 ) -> None:
     """By a smaller `--cache-size`, or by a `--memory-limit` where the cache is memory."""
     rng = random.Random(9)
