@@ -84,8 +84,10 @@ def test_what_the_program_has_left_out_stays_so(make: Any) -> None:
     gc.freeze()
     try:
         before = gc.get_freeze_count()
+        newer = [[number] for number in range(1000)]  # a second freeze would have them, too
         make(2)._begun()
-        assert gc.get_freeze_count() == before
+        # Reference counts alone free what is frozen.
+        assert before - len(newer) < gc.get_freeze_count() <= before
     finally:
         gc.unfreeze()
 
