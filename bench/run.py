@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+import cachefs
 from bench import machine
 from bench.harness import first_paragraph, labs, measure
 from bench.mounts import CACHEFS
@@ -70,9 +71,8 @@ def versions() -> str:
     parts = [f"{name} {importlib.metadata.version(name)}" for name in names]
     binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
     done = subprocess.run([binary, "version"], check=True, capture_output=True, text=True)
-    return ", ".join(["cachefs " + importlib.metadata.version("cachefs"), *parts]) + (
-        f", {done.stdout.splitlines()[0]}"
-    )
+    ours = f"cachefs {cachefs.__version__}"  # a checkout need not be installed
+    return ", ".join([ours, *parts, done.stdout.splitlines()[0]])
 
 
 class Kept:

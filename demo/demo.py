@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from demo import cluster, preload, readers
@@ -59,7 +60,7 @@ class Demo:
         header()
         fetched = self.read_mount("cachefs, cold")
         expect(fetched == self.dataset.total_bytes, f"{fetched} bytes fetched for a cold pass")
-        readers.drop_kernel_caches(self.dataset, self.box.mountpoint)
+        readers.drop_kernel_caches(self.dataset, self.paths_below(self.box.mountpoint))
         expect(self.read_mount("cachefs, warm") == 0, "a warm pass read from the origin")
         row(
             "plain GETs from the server, 16 threads",
@@ -75,14 +76,25 @@ class Demo:
         cachefs("freeze", self.mountpoint, "--wait")
         header()
         before = origin_bytes(self.status())
-        roots = self.box.mountpoint, self.dataset.root
-        frozen, local = readers.by_turns(self.dataset, roots)
+        frozen_paths, local_paths = map(self.paths_below, (self.box.mountpoint, self.dataset.root))
+        ways = frozen_paths, self.cached_files(), local_paths
+        frozen, cached, local = readers.by_turns(self.dataset, ways)
         fetched = origin_bytes(self.status()) - before
         row("cachefs, frozen", frozen, fetched)
+        row("the cache's files, by their own names", cached)
         row("the same files in a local directory", local)
         say(f"  (medians of {readers.TURNS} passes each, by turns)")
         expect(fetched == 0, "a frozen directory read from the origin")
         cachefs("thaw", self.mountpoint)
+
+    def paths_below(self, root: Path) -> readers.Paths:
+        return readers.paths_below(self.dataset, root)
+
+    def cached_files(self) -> readers.Paths:
+        """Returns the cache file of each file of the mount."""
+        lines = cachefs("view", self.mountpoint, "--print", "--json", quiet=True).splitlines()
+        found = [json.loads(line) for line in lines]
+        return {os.path.relpath(f["path"], self.mountpoint): f["cached_at"] for f in found}
 
     def pid_of(self, role: str) -> int:
         """Returns the process of a role; 0 if none runs."""
