@@ -11,28 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from cachefs.core.errors import CacheFSError
 from connectors.bodies import read_whole_body
-from connectors.fetch.connection_pool import FetchBody
 from connectors.fetch.request import HttpRequest
+from connectors.fetch.sender import Sender
 from connectors.fetch.sent_request import SentRequest
 
 AHEAD_LIMIT_S: Final = 5.0
-
-
-class Sender(Protocol):
-    """The sender of a source's requests."""
-
-    def send(self, request: HttpRequest, path: str) -> FetchBody:
-        """Returns the reply. Raises a typed error for one that is not 2xx."""
-
-    def send_ahead(self, request: HttpRequest, path: str) -> SentRequest | None:
-        """Sends a request and waits for nothing; None if that is not possible at once."""
-
-    def receive(self, sent: SentRequest) -> FetchBody:
-        """Returns the reply as `send` does."""
 
 
 class PageReplies:

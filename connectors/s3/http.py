@@ -11,10 +11,10 @@ from urllib.parse import quote
 import pycurl
 from botocore.httpsession import get_cert_path
 
-from cachefs.core.errors import CredentialsMissing
-from connectors.fetch.connection_pool import ConnectionPool, FetchBody
+from cachefs.core.errors import CacheFSError, CredentialsMissing
+from connectors.fetch.connection_pool import FetchBody
 from connectors.fetch.request import HttpRequest, OnConnected
-from connectors.fetch.sent_request import SentRequest
+from connectors.fetch.sender import Sender
 from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
 from connectors.s3.errors import classify, parse_failure
 from connectors.s3.options import S3Options
@@ -105,15 +105,15 @@ class Requests:
         return f"{self._url}/{quote(key, safe=_KEY_SAFE)}" if key else self._url
 
 
-class S3Http:
+class S3Http(Sender):
     """The sender of one source's requests. Thread-safe. The endpoint is resolved at the first
     request; if that fails, at the next one."""
 
     def __init__(self, bucket: str, options: S3Options, tell_made: OnConnected) -> None:
+        super().__init__(tell_made)
         self._bucket = bucket
         self._options = options
         self._credentials = S3Credentials(options)
-        self._lanes = ConnectionPool(tell_made)
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
 
@@ -141,28 +141,7 @@ class S3Http:
             return endpoint
         return in_region(endpoint, self._bucket, region, self._options)
 
-    def send(self, request: HttpRequest, path: str) -> FetchBody:
-        """Returns the reply to a request, which the caller reads or closes. Raises a typed error
-        for a reply that is not 2xx."""
-        return self._accepted(self._lanes.get(request, path), path)
-
-    def send_ahead(self, request: HttpRequest, path: str) -> SentRequest | None:
-        """See `connectors.page_replies`."""
-        return self._lanes.send(request, path)
-
-    def receive(self, sent: SentRequest) -> FetchBody:
-        """Returns the reply to a request of `send_ahead` as `send` does."""
-        return self._accepted(self._lanes.receive(sent), sent.path)
-
-    def _accepted(self, reply: FetchBody, path: str) -> FetchBody:
-        if not reply.head.is_success:
-            reply.close()
-            self._refuse(reply, path)
-        return reply
-
-    def _refuse(self, reply: FetchBody, path: str) -> None:
-        """Raises the typed error of a reply that is not 2xx. Discards refused credentials, so that
-        the next request searches the chain again."""
+    def _refusal(self, reply: FetchBody, path: str) -> CacheFSError:
         failure = parse_failure(
             reply.head.status or 502,  # 0: an invalid head
             reply.refusal,
@@ -172,8 +151,4 @@ class S3Http:
         error = classify(failure, path)
         if isinstance(error, CredentialsMissing):
             self._credentials.forget()
-        raise error
-
-    def close(self) -> None:
-        """Closes the connections. Idempotent."""
-        self._lanes.close()
+        return error
