@@ -109,10 +109,7 @@ class _Local:
             freed = await self._worker.free(contents)
             return c.Dropped(freed.files, freed.bytes, freed.busy_files)
         if isinstance(call, c.Have):
-            found = [await self._worker.serving.cached_pages(one.key) for one in contents]
-            bits = [one.bits for one in found]
-            data = [one.to_bytes(-(-one.bit_length() // 8), "little") for one in bits]
-            return c.Had(data, not all(one.is_certain for one in found))
+            return await self._worker.serving.had(one.key for one in contents)
         raise ProtocolError(f"{type(call).__name__} is no call of a worker")
 
 

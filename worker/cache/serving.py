@@ -4,9 +4,10 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from cachefs.core.cluster import Had
 from worker.cache.peer_reads import Pages, with_replicas
 from worker.store.holdings import Holding, merge_holdings
 
@@ -92,6 +93,12 @@ class CacheServing:
                 is_certain &= found is not None
         return CachedPages(bits, is_certain)
 
+    async def had(self, keys: Iterable[bytes]) -> Had:
+        """Returns the reply to `Have`: the cached pages of contents."""
+        found = [await self.cached_pages(key) for key in keys]
+        is_certain = all(one.is_certain for one in found)
+        return Had([_little_endian(one.bits) for one in found], not is_certain)
+
     async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
         """Looks at pages (`MOST_DOUBTED` at most) whose checksums did not match at a peer, and
         drops the content when one is wrong here. Returns whether it did."""
@@ -106,3 +113,7 @@ class CacheServing:
 
     def _replicas_of(self, key: bytes) -> int:
         return max((tier.serving.replicas(key) for tier in self._tiers.running), default=1)
+
+
+def _little_endian(bits: int) -> bytes:
+    return bits.to_bytes(-(-bits.bit_length() // 8), "little")

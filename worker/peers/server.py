@@ -312,9 +312,7 @@ class PeerServer:
         match call:
             case c.Have(contents):
                 _bounded(contents)
-                found = [await self._cache.cached_pages(_content(key).key) for key in contents]
-                is_certain = all(one.is_certain for one in found)
-                return c.Had([_little_endian(one.bits) for one in found], not is_certain)
+                return await self._cache.had([_content(key).key for key in contents])
             case c.Offer():
                 _check_blocks(call.blocks)
                 await self._handlers.offer(call)
@@ -474,7 +472,3 @@ def _content(key: bytes) -> ContentId:
         return ContentId.of_key(key)
     except ValueError as err:
         raise ProtocolError(str(err)) from err
-
-
-def _little_endian(bits: int) -> bytes:
-    return bits.to_bytes(-(-bits.bit_length() // 8), "little")
