@@ -165,7 +165,7 @@ def read_small(store: Store, versions: dict[bytes, Fingerprint]) -> None:
 
     def start() -> None:
         path, version = left.pop()
-        asked = store.ours.ask(path, version)
+        asked = store.ours.ask(path, 0, version.size, version)
         assert asked is not None
         loop.start(asked.get, lambda body, *_: ended.put(body is not None))
 

@@ -14,7 +14,7 @@ from connectors.base import Connector
 from connectors.conformance import reading
 from connectors.conformance.origin import MakeOrigin, Origin, entries, keys_of
 from connectors.conformance.reading import *  # noqa: F403
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from tests.conformance.origins import OriginFactory
 from tests.services.many_thread import ManyThread
 
@@ -53,18 +53,20 @@ def is_asked(kind: str) -> bool:
 
 def asks(
     kind: str, connector: Connector, versions: dict[bytes, Fingerprint]
-) -> dict[bytes, WholeFileRequest]:
+) -> dict[bytes, RangeRequest]:
     """Only object stores are asked so, once a thread has read a whole file of them."""
-    found = {path: connector.ask(path, version) for path, version in versions.items()}
+    found = {
+        path: connector.ask(path, 0, version.size, version) for path, version in versions.items()
+    }
     assert all((ask is not None) == is_asked(kind) for ask in found.values())
     return {path: ask for path, ask in found.items() if ask is not None}
 
 
-def brought(many: ManyThread, asked: list[WholeFileRequest]) -> list[bytes | None]:
+def brought(many: ManyThread, asked: list[RangeRequest]) -> list[bytes | None]:
     """All at once, in the order of `asked`."""
     taken: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
 
-    def start(number: int, ask: WholeFileRequest) -> None:
+    def start(number: int, ask: RangeRequest) -> None:
         def take(body: memoryview | None, *_: object) -> None:
             taken.put((number, None if body is None else bytes(body)))
 
@@ -127,7 +129,7 @@ def test_what_cannot_be_asked_for_is_left(kind: str, origin: Origin) -> None:
     versions = {path: source.stat(path).fingerprint for path in (b"empty", b"f")}
     for path, version in versions.items():
         assert len(source.read_all(path, version)) == version.size
-    assert (source.ask(b"f", versions[b"f"]) is not None) == is_asked(kind)
-    assert source.ask(b"empty", versions[b"empty"]) is None
+    assert (source.ask(b"f", 0, versions[b"f"].size, versions[b"f"]) is not None) == is_asked(kind)
+    assert source.ask(b"empty", 0, versions[b"empty"].size, versions[b"empty"]) is None
     for path in (b"..", b"a//x", b"nul\0", b"\xff\xfe", b""):
-        assert source.ask(path, Fingerprint(Kind.FILE, 3, 0, "e")) is None
+        assert source.ask(path, 0, 3, Fingerprint(Kind.FILE, 3, 0, "e")) is None

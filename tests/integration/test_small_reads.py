@@ -28,7 +28,7 @@ from cachefs.core.errors import (
     Unavailable,
 )
 from cachefs.core.model import Origin
-from connectors.fetch.request import AT_ONCE, WholeFileRequest
+from connectors.fetch.request import AT_ONCE, RangeRequest
 from tests.services.hanging_disk import hanging_disk
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
@@ -430,7 +430,7 @@ class Waits:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin) -> RangeRequest | None:
         return self._then.ask(origin)
 
     def read(
@@ -557,17 +557,17 @@ def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
     now = [0.0]
     version = origin.connector.put(b"x", b"12345")
     late = LazyConnector(lambda: origin.connector, clock=lambda: now[0])
-    assert late.ask(b"x", version) is None
+    assert late.ask(b"x", 0, version.size, version) is None
     assert bytes(late.read_all(b"x", version)) == b"12345"
-    assert late.ask(b"x", version) is not None
+    assert late.ask(b"x", 0, version.size, version) is not None
     for error in (AccessDenied("no"), CredentialsMissing("none")):
         origin.connector.fail("read", b"x", error)
         with pytest.raises(type(error)):
             late.read_all(b"x", version)
-        assert late.ask(b"x", version) is None
+        assert late.ask(b"x", 0, version.size, version) is None
         now[0] += AGAIN_S
         assert bytes(late.read_all(b"x", version)) == b"12345"
-        assert late.ask(b"x", version) is not None
+        assert late.ask(b"x", 0, version.size, version) is not None
 
 
 # ---- disks ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pycurl
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Fingerprint
 from connectors.base import Body
-from connectors.fetch.request import NOT_SENT, HttpRequest, WholeFileRequest
+from connectors.fetch.request import NOT_SENT, HttpRequest, RangeRequest
 from connectors.small_read_choice import SmallReadChoice
 from tests.services.memory import MemoryConnector
 
@@ -45,7 +45,7 @@ class AskedConnector(MemoryConnector):
             self.turns.succeeded(object())
         return body
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         turn = self.turns.current()
         if turn is None or not self.asks:
             return None
@@ -58,9 +58,7 @@ class AskedConnector(MemoryConnector):
 
         url = f"http://127.0.0.1:{self._origin.port}/{quote(path)}"
         answer = (("etag", version.etag),)
-        return WholeFileRequest(
-            HttpRequest(url, (), version.size, {pycurl.PROXY: ""}, answer), ended
-        )
+        return RangeRequest(HttpRequest(url, (), version.size, {pycurl.PROXY: ""}, answer), ended)
 
 
 class SmallOrigin:

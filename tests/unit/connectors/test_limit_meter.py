@@ -9,7 +9,7 @@ import pytest
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
 from cachefs.core.model import Fingerprint, Kind
 from connectors.compose import decorate
-from connectors.fetch.request import HttpRequest, WholeFileRequest
+from connectors.fetch.request import HttpRequest, RangeRequest
 from connectors.limit import Limit
 from connectors.meter import Meter, Metered
 from tests.services.memory import MemoryConnector
@@ -106,12 +106,12 @@ class Asked(MemoryConnector):
         super().__init__({b"f": b"123"})
         self.told: list[tuple[int, str]] = []
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         if path == b"bad":
             raise ZeroDivisionError("nobody expected it")
         if path != b"f":
             return None
-        return WholeFileRequest(HttpRequest("http://127.0.0.1:9", (), version.size, {}), self._end)
+        return RangeRequest(HttpRequest("http://127.0.0.1:9", (), version.size, {}), self._end)
 
     def _end(self, size_bytes: int, error: str) -> None:
         self.told.append((size_bytes, error))
@@ -140,13 +140,13 @@ def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
 def test_a_place_that_is_returned_twice_is_an_error() -> None:
     """The limit stays what it is."""
     source = Limit(Asked(), in_flight=1, wait_limit_s=0.01)
-    one = source.ask(b"f", FILE)
+    one = source.ask(b"f", 0, FILE.size, FILE)
     assert one is not None
     one.ended(3, "")
     with pytest.raises(ValueError, match="returned twice"):
         one.ended(3, "")
-    assert source.ask(b"f", FILE) is not None
-    assert source.ask(b"f", FILE) is None
+    assert source.ask(b"f", 0, FILE.size, FILE) is not None
+    assert source.ask(b"f", 0, FILE.size, FILE) is None
 
 
 def test_what_is_not_asked_for_leaves_its_place() -> None:
@@ -159,7 +159,7 @@ def test_what_is_not_asked_for_leaves_its_place() -> None:
 
 
 def test_what_cannot_be_asked_for_is_not(memory: MemoryConnector) -> None:
-    assert decorate(memory, deadline_s=1, meter=Meter()).ask(b"f", FILE) is None
+    assert decorate(memory, deadline_s=1, meter=Meter()).ask(b"f", 0, FILE.size, FILE) is None
 
 
 def test_the_meter_counts_what_is_asked_for() -> None:

@@ -229,7 +229,7 @@ def test_a_source_whose_options_an_operator_changes_is_opened_again() -> None:
         await asyncio.to_thread(late.read_all, b"x", VERSION)
         assert len(rig.opened) == 1, "nothing says that it changed"
         rig.master.everything()
-        await until(lambda: late.ask(b"x", VERSION) is None)
+        await until(lambda: late.ask(b"x", 0, VERSION.size, VERSION) is None)
         await asyncio.to_thread(late.read_all, b"x", VERSION)
         assert [one.spec.options for one in rig.opened] == [SOURCE.options, {"profile": "right"}]
 
