@@ -77,6 +77,7 @@ class Downloads:
             return False
         self._started_s = self._loop.time()
         self._in_flight += 1
+        downloader.assigned += 1
         one = _Download(self, downloader, wanted, ask)
         if self._openers is None:
             one.opened(*_outcome(wanted.open))
@@ -132,8 +133,8 @@ class Downloads:
         """Returns the process with the fewest downloads. Starts another one where all have many:
         it serves later ones."""
         ready = [one for one in self._running if one.is_ready]
-        found = min(ready, key=lambda one: one.in_flight, default=None)
-        is_busy = found is None or found.in_flight >= BUSY
+        found = min(ready, key=lambda one: one.assigned, default=None)
+        is_busy = found is None or found.assigned >= BUSY
         if is_busy and len(ready) == len(self._running) < self._processes:
             self._start_process()
         return found
@@ -180,9 +181,10 @@ class Downloads:
 
     # ---- ends ----
 
-    def end_soon(self, tell: Callable[[], None]) -> None:
+    def end_soon(self, downloader: Downloader, tell: Callable[[], None]) -> None:
         """Ends a download in the next turn of the loop."""
         self._in_flight -= 1
+        downloader.assigned -= 1
         self._ends.append(tell)
         if len(self._ends) == 1:
             self._loop.call_soon(self._end_all)
@@ -217,7 +219,7 @@ class _Download:
         if fd is None or not downloads.serves(self._downloader):
             self._ask.ended(0, NOT_SENT)
             tell = wanted.otherwise if error is None else lambda: wanted.ended(None, error)
-            return downloads.end_soon(tell)
+            return downloads.end_soon(self._downloader, tell)
         transfer = wanted.transfer
         report_s = QUIET_S if wanted.is_background else 0.0
         target = Target(fd, transfer.range[0], transfer.place, report_s)
@@ -234,7 +236,7 @@ class _Download:
         self._received_bytes = report.received_bytes
         self._wanted.transfer.downloaded(size_bytes, report.checksums)
         if report.code is not None:
-            self._downloads.end_soon(lambda: self._end(report))
+            self._downloads.end_soon(self._downloader, lambda: self._end(report))
 
     def _end(self, report: Report) -> None:
         wanted, code = self._wanted, report.code or ""
