@@ -32,7 +32,7 @@ IDLE_S: Final = 15.0  # then the processes are ended, with their connections
 RETRY_S: Final = 5.0  # after a process could not be started, or ended
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class MissingPart(msgspec.Struct, frozen=True):
     """What a transfer misses, to be downloaded. `open()` returns the file; it raises where that
     fails or the transfer was aborted. At the end `ended(None, error)` is called, with the error of
     `open`, or the DiskFault of a failed write. Or `otherwise()` is: an ordinary thread is to fetch
@@ -65,7 +65,7 @@ class Downloads:
         self._retry_at_s = float("-inf")
         self._started_s = float("-inf")  # the last download
 
-    def start(self, wanted: Wanted) -> bool:
+    def start(self, wanted: MissingPart) -> bool:
         """Downloads what a transfer misses. Its call-backs follow after this has returned. Returns
         False where that is not possible in this way, and calls nothing."""
         ask = self._request(wanted)
@@ -85,7 +85,7 @@ class Downloads:
             self._openers.submit(wanted.open, done=one.opened)
         return True
 
-    def _request(self, wanted: Wanted) -> RangeRequest | None:
+    def _request(self, wanted: MissingPart) -> RangeRequest | None:
         offset, size = wanted.transfer.range
         if self._in_flight >= AT_ONCE or size <= PAGE_BYTES:  # a thread is as fast for one page
             return None
@@ -205,7 +205,7 @@ class _Download:
     __slots__ = ("_ask", "_downloader", "_downloads", "_received_bytes", "_wanted")
 
     def __init__(
-        self, downloads: Downloads, downloader: Downloader, wanted: Wanted, ask: RangeRequest
+        self, downloads: Downloads, downloader: Downloader, wanted: MissingPart, ask: RangeRequest
     ) -> None:
         self._downloads = downloads
         self._downloader = downloader
