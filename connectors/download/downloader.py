@@ -1,4 +1,4 @@
-"""Downloads, many at once, by a process of its own (`connectors.download.process`).
+"""Downloads, many at once, by a child process (`connectors.download.process`).
 
 A download fails on any reply but the expected one. The caller then leaves the rest to an ordinary
 thread, which knows what the reply means and retries.
@@ -56,7 +56,7 @@ class Downloader:
     turn that left `is_full`. It closes a downloader that `has_ended` or `hangs`."""
 
     def __init__(self, silence_s: int = SILENCE_LIMIT_S) -> None:
-        """Starts the process. `silence_s`: a download without a byte for so long fails. Raises
+        """Starts the process. `silence_s`: the time without a byte that fails a download. Raises
         OSError where no descriptors or processes are left."""
         self._socket, self._shared, self._process = _start_process(silence_s)
         self._packet = bytearray(PACKET_BYTES)

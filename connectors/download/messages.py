@@ -38,7 +38,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
     """What was written of a download since the last report: the checksums (xxh3_64) of further
-    whole pages, in order. `code`: None while it goes on, then "" or the code of an error;
+    whole pages, in order. `code`: None until the end, then "" or the code of an error;
     `errno`: of a failed write; `allocated_bytes`: that the file takes on its disk, at the end. The
     counts are those of the whole download."""
 

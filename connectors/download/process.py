@@ -1,7 +1,7 @@
 """The download process of a worker: `python -m connectors.download.process`.
 
-It has an interpreter of its own: libcurl calls back for each 16 KiB, and would wait each time for
-the worker's threads to release theirs. One thread drives all downloads. The process ends with the
+libcurl calls back for each 16 KiB. In the worker's process each call-back would wait for the
+interpreter's lock. One thread drives all downloads. The process ends with the
 worker's socket.
 """
 

@@ -25,7 +25,7 @@ from worker.runtime.threads import Done, Threads
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 64
-PROCESSES: Final = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+PROCESSES: Final = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 BUSY: Final = 8  # downloads of a process: then another one may help
 QUIET_S: Final = 0.1  # between reports of pages that no reader waits for
 IDLE_S: Final = 15.0  # then the processes are ended, with their connections
