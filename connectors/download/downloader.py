@@ -20,7 +20,7 @@ import msgspec
 
 from cachefs.core.errors import Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S
-from connectors.download.messages import AT_ONCE, PACKET_BYTES, Download, Orders, Report
+from connectors.download.messages import AT_ONCE, PACKET_BYTES, VERSION, Download, Orders, Report
 from connectors.fetch.request import HttpRequest
 
 SILENCE_LIMIT_S: Final = 10
@@ -208,7 +208,7 @@ def _start_process(silence_s: int) -> tuple[socket.socket, mmap.mmap, subprocess
         fds = theirs.fileno(), shared_fd
         cpus = ",".join(map(str, sorted(_CPUS)))
         process = subprocess.Popen(
-            [sys.executable, "-I", "-m", _MODULE, *map(str, fds), str(silence_s), cpus],
+            [sys.executable, "-I", "-m", _MODULE, VERSION, *map(str, (*fds, silence_s)), cpus],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",

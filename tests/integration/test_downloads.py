@@ -300,9 +300,8 @@ def test_a_change_at_the_origin_is_stale(place: Path, origin: SmallOrigin, gone:
     run(origin, script())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_ends_leaves_its_downloads_to_threads(
-    place: Path, origin: SmallOrigin, number: signal.Signals
+    place: Path, origin: SmallOrigin
 ) -> None:
     async def script() -> None:
         async with learning(place, origin, LARGE, LARGE) as (rig, worker):
@@ -310,7 +309,7 @@ def test_a_process_that_ends_leaves_its_downloads_to_threads(
             ended = load(rig, worker, 2, 3)
             await asyncio.to_thread(origin.wait_held, 4)
             (pid,) = pids(worker)
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
             origin.go_on()
             await until(lambda: len(ended) == 2)
             assert [one.error for one in ended] == [None, None]
@@ -325,6 +324,26 @@ def test_a_process_that_ends_leaves_its_downloads_to_threads(
             await loaded(rig, worker, 4)
             assert len(origin.served) == count + 1
             await right(rig, worker, 2, 3, 4)
+
+    run(origin, script())
+
+
+def test_signals_to_the_group_of_the_worker_end_no_download(
+    place: Path, origin: SmallOrigin
+) -> None:
+    """As Ctrl-C and a service manager send them: the worker decides when it ends."""
+
+    async def script() -> None:
+        async with learning(place, origin, LARGE) as (rig, worker):
+            origin.hold()
+            ended = load(rig, worker, 2)
+            await asyncio.to_thread(origin.wait_held, 3)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pids(worker)[0], number)
+            origin.go_on()
+            await until(lambda: len(ended) == 1)
+            assert {error for _, error in origin.ended} == {""}
+            await right(rig, worker, 2)
 
     run(origin, script())
 
