@@ -521,3 +521,33 @@ def test_a_worker_that_closes_while_bodies_come(place: Path, origin: SmallOrigin
             await right(rig, worker, *range(2, 7))
 
     run(origin, script())
+
+
+def test_processes_that_end_again_and_again_are_started_ever_more_rarely(
+    place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an update of a running server: the process has another version."""
+
+    async def script() -> None:
+        async with learning(place, origin, 8 * MIB, 8 * MIB) as (rig, worker):
+            found = downloads_of(worker)
+            found.end_processes()
+            pauses_s = []
+            with monkeypatch.context() as patch:
+                patch.setattr("connectors.download.downloader.VERSION", "another")
+                for _ in range(9):
+                    found._retry_at_s = 0.0
+                    found._start_process()
+                    await until(lambda: not found._running)
+                    pauses_s.append(round(found._retry_at_s - asyncio.get_running_loop().time()))
+            assert pauses_s == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+            assert [one.error for one in await loaded(rig, worker, 2)] == [None], "by threads"
+            found._retry_at_s = 0.0
+            await ready(worker)
+            count = len(origin.served)
+            await loaded(rig, worker, 3)
+            assert len(origin.served) == count + 1
+            assert found._failures == 0
+            await right(rig, worker, 2, 3)
+
+    run(origin, script())

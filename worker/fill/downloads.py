@@ -29,7 +29,8 @@ PROCESSES: Final = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 BUSY: Final = 8  # downloads of a process: then another one may help
 QUIET_S: Final = 0.1  # between reports of pages that no reader waits for
 IDLE_S: Final = 15.0  # then the processes are ended, with their connections
-RETRY_S: Final = 5.0  # after a process could not be started, or ended
+RETRY_S: Final = 5.0  # after a process could not be started, or ended; doubles each time
+MOST_RETRY_S: Final = 600.0
 
 
 class MissingPart(msgspec.Struct, frozen=True):
@@ -62,6 +63,7 @@ class Downloads:
         self._is_closed = False
         self._in_flight = 0
         self._ends: collections.deque[Callable[[], None]] = collections.deque()
+        self._failures = 0  # of processes, since a download succeeded
         self._retry_at_s = float("-inf")
         self._started_s = float("-inf")  # the last download
 
@@ -145,7 +147,7 @@ class Downloads:
         try:
             one = Downloader()
         except OSError as err:
-            self._retry_at_s = self._loop.time() + RETRY_S
+            self._start_later()
             return log.warning("no download process can be started: %s", err.strerror or err)
         self._started_s = self._loop.time()
         self._running.append(one)
@@ -157,8 +159,17 @@ class Downloads:
         downloader.close()
         self._stopping.append(downloader)
 
+    def _start_later(self) -> None:
+        pause_s = min(RETRY_S * 2**self._failures, MOST_RETRY_S)
+        self._retry_at_s = self._loop.time() + pause_s
+        self._failures += 1
+
+    def succeeded(self) -> None:
+        """Records that a process has downloaded a range."""
+        self._failures = 0
+
     def _give_up(self, downloader: Downloader, cause: str) -> None:
-        self._retry_at_s = self._loop.time() + RETRY_S
+        self._start_later()
         log.warning("a download process %s: threads fetch what it has left", cause)
         self._end_process(downloader)
 
@@ -254,6 +265,7 @@ class _Download:
             elif code:
                 wanted.otherwise()
             else:
+                self._downloads.succeeded()
                 wanted.ended(None, None)
 
 
