@@ -182,7 +182,9 @@ class Downloader:
         return Orders(new, downloads, self._cancelled if is_last else ())
 
     def _forget(self, new: Mapping[int, object]) -> None:
-        """Forgets options that were not sent."""
+        """Forgets options that were not sent. Their numbers are used again: further ones would wrap
+        and be those of options in use."""
+        self._last_number = (self._last_number - len(new)) % (2 * OPTIONS_KEPT)
         found = self._options.items()
         self._options = {key: known for key, known in found if known[0] not in new}
 
