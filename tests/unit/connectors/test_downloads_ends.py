@@ -412,13 +412,13 @@ def test_no_descriptor_and_no_process_is_left(raw: RawServer) -> None:
     raw.script = lambda came: answer(came) and False
     gc.collect()
     before = {name: link_of(name) for name in open_here()}
-    for number in range(1, 4):
+    for _ in range(3):
         driven = Driven()
         driven.download(raw, 0, 1000).check_right()
         driven.check_idle()
         driven.close()
         assert not Path(f"/proc/{driven.pid}").exists()
-        raw.wait(lambda count=number: raw.has_ended(count), "the server closes")  # type: ignore[misc]
+    raw.wait(lambda: raw.has_ended(3), "the server closes")
     del driven
     gc.collect()
     left = {name: link for name in open_here() if (link := link_of(name)) != before.get(name)}
