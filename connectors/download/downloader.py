@@ -45,9 +45,10 @@ class Target(msgspec.Struct, frozen=True):
     report_s: float = 0.0  # the least time between two reports
 
 
-class _Running(msgspec.Struct, frozen=True):
+class _Running(msgspec.Struct):
     on_report: OnReport
     until_s: float
+    received_bytes: int = 0  # according to the last report
 
 
 class Downloader:
@@ -117,7 +118,7 @@ class Downloader:
         failed = [*self._running.items()]
         self._running.clear()
         for id, running in failed:
-            running.on_report(Report(id, [], 0, Unreachable.code))
+            running.on_report(Report(id, [], running.received_bytes, Unreachable.code))
 
     def has_stopped(self, limit_s: float = 0.0) -> bool:
         """Waits for the end of the closed process, after which nothing is written. Returns False if
@@ -142,6 +143,7 @@ class Downloader:
                 running = self._running.get(report.id)
                 if running is None:
                     continue
+                running.received_bytes = report.received_bytes
                 if report.code is not None:
                     del self._running[report.id]
                 running.on_report(report)
@@ -178,7 +180,9 @@ class Downloader:
         return Orders(new, downloads, self._cancelled if is_last else ())
 
     def _forget(self, new: Mapping[int, object]) -> None:
-        """Forgets options that were not sent."""
+        """Forgets options that were not sent. Their numbers are used again: further ones would wrap
+        and be those of options in use."""
+        self._last_number = (self._last_number - len(new)) % (2 * OPTIONS_KEPT)
         found = self._options.items()
         self._options = {key: known for key, known in found if known[0] not in new}
 

@@ -61,12 +61,15 @@ class FileExchange(Exchange):
         fd, self._fd = self._fd, -1
         self._at_disk[0] += 1
         try:
-            return os.fstat(fd).st_blocks * BLOCK_BYTES
+            allocated_bytes = os.fstat(fd).st_blocks * BLOCK_BYTES
         except OSError:
-            return -1
-        finally:
+            allocated_bytes = -1
+        try:
             os.close(fd)
-            self._at_disk[0] += 1
+        except OSError as err:  # the file is closed, but earlier writes have failed
+            self.errno = err.errno or errno.EIO
+        self._at_disk[0] += 1
+        return allocated_bytes
 
     def take_checksums(self) -> list[int]:
         """Returns the checksums since the last call."""
