@@ -43,6 +43,11 @@ class Supply:
         for threads in self._all():
             threads.count_out(stuck, cause=cause)
 
+    def end_reads(self) -> None:
+        """Ends small reads and downloads, before `close`: threads get what is left of them."""
+        self.small.close()
+        self.downloads.close()
+
     def close(self, wait_s: float) -> bool:
         """Ends the threads, and waits for the end of downloads. Blocks: not for the loop's thread.
         Returns False if some of them may still write after `wait_s`."""
