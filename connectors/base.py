@@ -18,7 +18,7 @@ from cachefs.core.model import Fingerprint
 from connectors.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from connectors.fetch.request import WholeFileRequest
+    from connectors.fetch.request import RangeRequest
 
 MAX_ETAG_CHARS: Final = 1024
 
@@ -87,9 +87,10 @@ class Connector(Protocol):
         """Returns the whole file, of exactly that version, in one buffer: cheaper than `read` for
         small files. Raises the errors of `read` and of its body; partial data is discarded."""
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
-        """Returns the request for a whole small file, for `connectors.fetch.batch_reader`; None:
-        use `read_all`. Never blocks or raises. The caller must call `ended` of the request once."""
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
+        """Returns the request for a range, for `connectors.fetch.batch_reader` and
+        `connectors.download`; None: use `read`. Never blocks or raises. The caller must call
+        `ended` of the request once."""
 
     def close(self) -> None:
         """Releases connections; idempotent."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector, Entry, Page
 from connectors.capabilities import Capabilities
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from connectors.pages import WrappedPages
 from connectors.writing import Expect, Expectation, writer_of
 
@@ -52,8 +52,8 @@ class Decorator:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return self._around("read", lambda: self._inner.read_all(path, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
-        return self._inner.ask(path, version)
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
+        return self._inner.ask(path, offset, size, version)
 
     def close(self) -> None:
         self._inner.close()

@@ -16,7 +16,7 @@ from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.deadline import until
 from connectors.decorator import Decorator
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 
 T = TypeVar("T")
 IN_FLIGHT: Final = 512  # exceeds the small reads and threads of a node together
@@ -67,7 +67,7 @@ class Limit(Decorator):
             self._release()
             raise
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         """Returns None if the limit is reached, since the sender of small reads must not block."""
         try:
             self._slots.get_nowait()
@@ -75,7 +75,7 @@ class Limit(Decorator):
             return None
         ask = None
         try:
-            ask = self._inner.ask(path, version)
+            ask = self._inner.ask(path, offset, size, version)
         finally:
             if ask is None:
                 self._release()

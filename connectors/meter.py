@@ -20,7 +20,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
-from connectors.fetch.request import NO_NEW_CONNECTIONS, NOT_SENT, NewConnections, WholeFileRequest
+from connectors.fetch.request import NO_NEW_CONNECTIONS, NOT_SENT, NewConnections, RangeRequest
 
 T = TypeVar("T")
 
@@ -132,8 +132,8 @@ class Metered(Decorator):
         self._meter.whole(len(data), self._clock() - started)
         return data
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
-        ask, started = self._inner.ask(path, version), self._clock()
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
+        ask, started = self._inner.ask(path, offset, size, version), self._clock()
 
         def ended(size_bytes: int, error: str) -> None:
             if error != NOT_SENT:

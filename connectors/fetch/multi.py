@@ -64,6 +64,12 @@ class Multi:
         if self._running.pop(exchange.curl, None) is not None:
             self._curl.remove_handle(exchange.curl)
 
+    def due_in_s(self) -> float:
+        """Returns the time until `turn` is to be called at the latest, in seconds."""
+        if self.due_s is None:
+            return _LONGEST_S
+        return max(0.0, min(_LONGEST_S, self.due_s - time.monotonic()))
+
     def fileno(self) -> int:
         """Returns the descriptor that is readable while `turn` has something to do."""
         return self._epoll.fileno()
@@ -72,10 +78,8 @@ class Multi:
         """Waits for at most `limit_s` seconds, or until something happens; moves requests on, those
         of up to `events_at_once` sockets (-1: all). Returns those that have ended, which are
         removed."""
-        wait_s = min(limit_s, _LONGEST_S)
-        if self.due_s is not None:
-            wait_s = min(wait_s, self.due_s - time.monotonic())
-        for fd, events in self._epoll.poll(max(0.0, wait_s), events_at_once):
+        wait_s = min(limit_s, self.due_in_s()) if limit_s else 0.0
+        for fd, events in self._epoll.poll(wait_s, events_at_once):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
             elif fd in self._watched:

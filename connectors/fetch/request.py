@@ -30,6 +30,11 @@ _NAMES: Final = {
 }
 
 
+def content_range(offset: int, size: int, total: int) -> str:
+    """Returns the Content-Range of these bytes of an object of `total` bytes."""
+    return f"bytes {offset}-{offset + size - 1}/{total}"
+
+
 class HttpRequest(msgspec.Struct, frozen=True):
     """A request. `options` are libcurl's, by number: method, certificates, proxy, signature."""
 
@@ -74,8 +79,8 @@ def ignore_connections(made: NewConnections) -> None:
     """Discards the count: a `OnConnected` for callers without a meter."""
 
 
-class WholeFileRequest:
-    """A request for a whole small file, and its call-backs. `made` receives new connections."""
+class RangeRequest:
+    """A request for a range of a file, and its call-backs. `made` receives new connections."""
 
     __slots__ = ("_on_end", "get", "made")
 

@@ -29,7 +29,7 @@ from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from connectors.inode_numbers import has_stable_inode_numbers
 from connectors.pages import Pages
 
@@ -105,7 +105,7 @@ class FileConnector:
     def capabilities(self) -> Capabilities:
         return READING
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

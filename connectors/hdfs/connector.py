@@ -18,7 +18,7 @@ from connectors.base import Body, Entry, Page
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from connectors.hdfs.client import HdfsClient
 from connectors.hdfs.listing import HdfsListing
 from connectors.hdfs.options import HdfsOptions
@@ -57,7 +57,7 @@ class HdfsConnector:
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

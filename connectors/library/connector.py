@@ -20,7 +20,7 @@ from connectors.base import Body, Connector, Entry, Page
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.call_deadline import Deadline
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from connectors.library.errors import translated
 from connectors.library.options import FIXED
 from connectors.library.tree import DIRECTORY, LibraryTree, VersionRule
@@ -86,7 +86,7 @@ class LibraryConnector:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

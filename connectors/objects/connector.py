@@ -25,7 +25,8 @@ from connectors.fetch.request import (
     Head,
     HttpRequest,
     OnConnected,
-    WholeFileRequest,
+    RangeRequest,
+    content_range,
     ignore_connections,
 )
 from connectors.objects.api import ObjectApi, ObjectStore
@@ -190,8 +191,7 @@ class ObjectConnector:
         except BaseException:
             body.close()
             raise
-        if size == version.size:
-            self._turns.succeeded(api)
+        self._turns.succeeded(api)
         return body
 
     def _open(self, request: HttpRequest, key: str, path: bytes) -> FetchBody:
@@ -206,9 +206,9 @@ class ObjectConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         """Returns a request, or None; see `Connector` and `connectors.small_read_choice`."""
-        api, size = self._turns.current(), version.size
+        api = self._turns.current()
         if api is None or not size or not version.etag or clean_etag(version.etag) != version.etag:
             return None
         try:
@@ -216,24 +216,25 @@ class ObjectConnector:
         except NotFound:
             return None
         header = self._store.version_header
-        answer = (header, version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
-        request = structs.replace(api.get(key, 0, size, version.etag), answer=answer)
-        return WholeFileRequest(
+        range_text = content_range(offset, size, version.size)
+        answer = (header, version.etag), ("content-range", range_text)
+        request = structs.replace(api.get(key, offset, size, version.etag), answer=answer)
+        return RangeRequest(
             request, lambda _, error: self._turns.ended(api, error), self._tell_made
         )
 
     def _check(self, head: Head, path: bytes, offset: int, size: int, version: Fingerprint) -> None:
         """Raises unless the reply matches the request and the version."""
-        shown, content_range = self._shown(path), head.headers.get("content-range", "")
+        shown, found_range = self._shown(path), head.headers.get("content-range", "")
         if not head.is_plain:
             raise OriginError("the reply has an unsupported encoding", path=shown)
-        if head.status != 206 or not content_range:
+        if head.status != 206 or not found_range:
             raise OriginError("the server ignores ranges", path=shown)
-        total = content_range.rpartition("/")[2]
+        total = found_range.rpartition("/")[2]
         etag = clean_etag(head.headers.get(self._store.version_header, ""))
         if total != str(version.size) or etag != version.etag:
             raise Stale("the object is another version now", path=shown)
-        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
+        if found_range != content_range(offset, size, version.size):
             raise BadBody("the reply has another range than requested", path=shown)
         length = head.headers.get("content-length", str(size))
         if length != str(size):

@@ -28,7 +28,8 @@ from connectors.fetch.request import (
     Head,
     HttpRequest,
     OnConnected,
-    WholeFileRequest,
+    RangeRequest,
+    content_range,
     ignore_connections,
 )
 from connectors.page_replies import PageReplies
@@ -208,16 +209,15 @@ class S3Connector:
         except BaseException:
             body.close()
             raise
-        if size == version.size:
-            self._turns.succeeded(requests)
+        self._turns.succeeded(requests)
         return body
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         """Returns a request, or None; see `Connector` and `connectors.small_read_choice`."""
-        requests, size = self._turns.current(), version.size
+        requests = self._turns.current()
         if requests is None or not size or not version.etag:
             return None
         if clean_etag(version.etag) != version.etag:
@@ -226,9 +226,10 @@ class S3Connector:
             key = self._key(path)
         except NotFound:
             return None
-        answer = ("etag", version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
-        get = requests.get(key, 0, size, version.etag, answer)
-        return WholeFileRequest(
+        range_text = content_range(offset, size, version.size)
+        answer = ("etag", version.etag), ("content-range", range_text)
+        get = requests.get(key, offset, size, version.etag, answer)
+        return RangeRequest(
             get, lambda _, error: self._turns.ended(requests, error), self._tell_made
         )
 
@@ -238,16 +239,16 @@ class S3Connector:
         """Raises unless the reply matches the request and the version."""
         if not head.is_plain:
             raise OriginError("the reply has an unsupported encoding", path=self._shown(path))
-        content_range = head.headers.get("content-range", "")
-        if head.status != 206 or not content_range:
+        found_range = head.headers.get("content-range", "")
+        if head.status != 206 or not found_range:
             raise OriginError("the server ignores ranges", path=self._shown(path))
-        total = content_range.rpartition("/")[2]
+        total = found_range.rpartition("/")[2]
         if total != str(version.size):
             raise Stale("the object is another version now", path=self._shown(path))
         mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NO_TIME_NS)
         etag = clean_etag(head.headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
         self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
-        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
+        if found_range != content_range(offset, size, version.size):
             raise BadBody("the reply has another range than requested", path=self._shown(path))
         length = head.headers.get("content-length", str(size))
         if length != str(size):

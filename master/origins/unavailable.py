@@ -10,7 +10,7 @@ from cachefs.core.errors import CacheFSError, NotFound, Unavailable
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Body, Entry, Page
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
@@ -47,7 +47,7 @@ class NullConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         raise NotFound("no source is there")
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class UnavailableConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         self._fail()
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

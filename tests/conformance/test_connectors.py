@@ -1,4 +1,5 @@
-"""The suite of connectors on every store, and small files that are asked for many at once."""
+"""The suite of connectors on every store, small files that are asked for many at once, and ranges
+of large ones that a process of its own downloads."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from cachefs.core.errors import NotFound, Stale
-from cachefs.core.model import Fingerprint, Kind
+from cachefs.core.errors import BY_CODE, NotFound, Stale
+from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind
 from connectors.base import Connector
 from connectors.conformance import reading
 from connectors.conformance.origin import MakeOrigin, Origin, entries, keys_of
 from connectors.conformance.reading import *  # noqa: F403
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import NewConnections, RangeRequest
 from tests.conformance.origins import OriginFactory
+from tests.services.download_thread import DownloadThread
 from tests.services.many_thread import ManyThread
 
 KINDS = (
@@ -27,6 +29,11 @@ WAIT_S = 20.0
 SMALL = {b"small/%d" % size: random.Random(size).randbytes(size) for size in (1, 4097, 1 << 20)}
 ODD = ["ümlaut/%41+ &=?#;~'\"*", "tab\tand\x01more\x7f", "\U0001f600", "a" * 255]
 SMALL |= {f"odd/{name}".encode(): name.encode() for name in ODD}
+LARGE = random.Random("large").randbytes(3 * PAGE_BYTES + 4097)
+RANGES = (
+    (0, len(LARGE)), (0, 1), (PAGE_BYTES, PAGE_BYTES), (PAGE_BYTES, 2 * PAGE_BYTES),
+    (12345, 2 * PAGE_BYTES), (PAGE_BYTES - 1, 2 * PAGE_BYTES + 2), (len(LARGE) - 1, 1),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -46,6 +53,14 @@ def many() -> Iterator[ManyThread]:
     made.close(WAIT_S)
 
 
+@pytest.fixture(scope="module")
+def downloads() -> Iterator[DownloadThread]:
+    made = DownloadThread()
+    yield made
+    made.close(WAIT_S)
+    assert made.error is None
+
+
 def is_asked(kind: str) -> bool:
     """Returns whether the store takes requests for whole small files."""
     return kind.startswith(("s3", "gcs", "azure"))
@@ -53,18 +68,20 @@ def is_asked(kind: str) -> bool:
 
 def asks(
     kind: str, connector: Connector, versions: dict[bytes, Fingerprint]
-) -> dict[bytes, WholeFileRequest]:
+) -> dict[bytes, RangeRequest]:
     """Only object stores are asked so, once a thread has read a whole file of them."""
-    found = {path: connector.ask(path, version) for path, version in versions.items()}
+    found = {
+        path: connector.ask(path, 0, version.size, version) for path, version in versions.items()
+    }
     assert all((ask is not None) == is_asked(kind) for ask in found.values())
     return {path: ask for path, ask in found.items() if ask is not None}
 
 
-def brought(many: ManyThread, asked: list[WholeFileRequest]) -> list[bytes | None]:
+def brought(many: ManyThread, asked: list[RangeRequest]) -> list[bytes | None]:
     """All at once, in the order of `asked`."""
     taken: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
 
-    def start(number: int, ask: WholeFileRequest) -> None:
+    def start(number: int, ask: RangeRequest) -> None:
         def take(body: memoryview | None, *_: object) -> None:
             taken.put((number, None if body is None else bytes(body)))
 
@@ -127,7 +144,65 @@ def test_what_cannot_be_asked_for_is_left(kind: str, origin: Origin) -> None:
     versions = {path: source.stat(path).fingerprint for path in (b"empty", b"f")}
     for path, version in versions.items():
         assert len(source.read_all(path, version)) == version.size
-    assert (source.ask(b"f", versions[b"f"]) is not None) == is_asked(kind)
-    assert source.ask(b"empty", versions[b"empty"]) is None
+    assert (source.ask(b"f", 0, versions[b"f"].size, versions[b"f"]) is not None) == is_asked(kind)
+    assert source.ask(b"empty", 0, versions[b"empty"].size, versions[b"empty"]) is None
     for path in (b"..", b"a//x", b"nul\0", b"\xff\xfe", b""):
-        assert source.ask(path, Fingerprint(Kind.FILE, 3, 0, "e")) is None
+        assert source.ask(path, 0, 3, Fingerprint(Kind.FILE, 3, 0, "e")) is None
+
+
+def asks_of_ranges(kind: str, origin: Origin) -> list[RangeRequest]:
+    """Returns the requests for `RANGES` of the large file; none where the store takes none."""
+    source, version = origin.connector, origin.connector.stat(b"large").fingerprint
+    small = source.stat(b"small").fingerprint
+    assert bytes(source.read_all(b"small", small)) == b"123"
+    found = [source.ask(b"large", offset, size, version) for offset, size in RANGES]
+    assert all((ask is not None) == is_asked(kind) for ask in found)
+    return [ask for ask in found if ask is not None]
+
+
+def downloaded(
+    downloads: DownloadThread, asked: list[RangeRequest]
+) -> list[tuple[bytes | None, int, str]]:
+    """Returns body, bytes received and code of all, which are downloaded at once, in order."""
+    ended: queue.SimpleQueue[tuple[int, tuple[bytes | None, int, str]]] = queue.SimpleQueue()
+
+    def start(number: int, ask: RangeRequest) -> None:
+        def end(body: bytes | None, size: int, code: str, made: NewConnections) -> None:
+            ask.ended(size, code)
+            ended.put((number, (body, size, code)))
+
+        assert downloads.start(ask.get, end)
+
+    for number, ask in enumerate(asked):
+        start(number, ask)
+    found = [ended.get(timeout=WAIT_S) for _ in asked]
+    assert ended.empty()
+    return [outcome for _, outcome in sorted(found, key=lambda one: one[0])]
+
+
+def test_ranges_are_downloaded(kind: str, origin: Origin, downloads: DownloadThread) -> None:
+    """As `read` reads them."""
+    origin.put_all({b"large": LARGE, b"small": b"123"})
+    version = origin.connector.stat(b"large").fingerprint
+    bodies = [LARGE[offset : offset + size] for offset, size in RANGES]
+    for (offset, size), body in zip(RANGES, bodies, strict=True):
+        read = origin.connector.read(b"large", offset, size, version)
+        assert b"".join(bytes(chunk) for chunk in read) == body
+    found = downloaded(downloads, asks_of_ranges(kind, origin))
+    assert found == [(body, len(body), "") for body in bodies[: len(found)]]
+
+
+@pytest.mark.parametrize("change", ["same-size", "longer", "shorter", "gone"])
+def test_of_another_version_nothing_is_downloaded(
+    kind: str, origin: Origin, downloads: DownloadThread, change: str
+) -> None:
+    origin.put_all({b"large": LARGE, b"small": b"123"})
+    asked = asks_of_ranges(kind, origin)
+    changes = {"same-size": LARGE[::-1], "longer": LARGE + b"x", "shorter": LARGE[:PAGE_BYTES]}
+    if change == "gone":
+        origin.delete(b"large")
+    else:
+        origin.put(b"large", changes[change])
+    for body, received_bytes, code in downloaded(downloads, asked):
+        assert (body, received_bytes) == (None, 0)
+        assert code in BY_CODE

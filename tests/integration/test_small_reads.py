@@ -28,7 +28,7 @@ from cachefs.core.errors import (
     Unavailable,
 )
 from cachefs.core.model import Origin
-from connectors.fetch.request import AT_ONCE, WholeFileRequest
+from connectors.fetch.request import AT_ONCE, RangeRequest
 from tests.services.hanging_disk import hanging_disk
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
@@ -240,19 +240,6 @@ def test_what_is_on_its_way_takes_places_from_files_ahead(place: Path, origin: S
     run(origin, script())
 
 
-def test_large_files_are_not_read_so(place: Path, origin: SmallOrigin) -> None:
-    async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino, size in enumerate([SMALL, MIB + 1, 5 * MIB], 1):
-            rig.put(ino, size)
-        async with rig.worker() as worker:
-            for ino in (1, 2, 3):
-                assert await read(worker, ino) == rig.data[ino]
-        assert origin.began == []
-
-    run(origin, script())
-
-
 def test_a_source_that_cannot_be_asked_so_is_read_by_threads(
     place: Path, origin: SmallOrigin
 ) -> None:
@@ -430,8 +417,8 @@ class Waits:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
-        return self._then.ask(origin)
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
+        return self._then.ask(origin, offset, size)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
@@ -557,17 +544,17 @@ def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
     now = [0.0]
     version = origin.connector.put(b"x", b"12345")
     late = LazyConnector(lambda: origin.connector, clock=lambda: now[0])
-    assert late.ask(b"x", version) is None
+    assert late.ask(b"x", 0, version.size, version) is None
     assert bytes(late.read_all(b"x", version)) == b"12345"
-    assert late.ask(b"x", version) is not None
+    assert late.ask(b"x", 0, version.size, version) is not None
     for error in (AccessDenied("no"), CredentialsMissing("none")):
         origin.connector.fail("read", b"x", error)
         with pytest.raises(type(error)):
             late.read_all(b"x", version)
-        assert late.ask(b"x", version) is None
+        assert late.ask(b"x", 0, version.size, version) is None
         now[0] += AGAIN_S
         assert bytes(late.read_all(b"x", version)) == b"12345"
-        assert late.ask(b"x", version) is not None
+        assert late.ask(b"x", 0, version.size, version) is not None
 
 
 # ---- disks ---------------------------------------------------------------------------------------

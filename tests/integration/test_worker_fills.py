@@ -23,7 +23,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import PAGE_BYTES, Origin
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from tests.services.loading import fetch
 from tests.unit.worker.rig import (
     LIMIT_S,
@@ -58,7 +58,7 @@ class ByThread:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         return None
 
     def read(

@@ -22,7 +22,7 @@ from connectors import keys
 from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import read_whole_body
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from connectors.pages import Pages
 
 FIRST_MTIME_S: Final = 1_700_000_000
@@ -362,7 +362,7 @@ class MemoryConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:
@@ -458,7 +458,7 @@ class SyntheticConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

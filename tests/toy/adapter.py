@@ -12,7 +12,7 @@ from connectors import keys
 from connectors.base import Body, Entry, Page, order_key
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.capabilities import Capabilities, Identity
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from connectors.pages import Pages
 
 PAGE = 1000
@@ -98,7 +98,7 @@ class SqliteConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return read_whole_body(self.read(path, 0, version.size, version))
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

@@ -454,7 +454,7 @@ class Tier:
             return
         self._closed = True
         self._filler.abort()
-        self._supply.small.close()  # before the threads that it leaves files to
+        self._supply.end_reads()
         self._catalog.freeze()
         self._segments.freeze()
         await self.context.tasks.close()

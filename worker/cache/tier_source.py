@@ -20,7 +20,7 @@ import xxhash
 
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import page_span, range_bytes
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
@@ -60,10 +60,10 @@ class TierSource:
         disks."""
         return self.then.waits_for_peers(origin, offset)
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         """See `Source`."""
         may_be_here = any(self._may_have(other, origin.content.key) for other in self._others())
-        return None if may_be_here else self.then.ask(origin)
+        return None if may_be_here else self.then.ask(origin, offset, size)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

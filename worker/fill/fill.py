@@ -20,6 +20,7 @@ from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, St
 from cachefs.core.pages import range_bytes
 from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
+from worker.fill.downloads import MissingPart
 from worker.fill.fetch import FailedAttempt, Piece, described, path_of
 from worker.fill.segment import Segment
 from worker.fill.segment_fills import SegmentFills
@@ -28,7 +29,7 @@ from worker.fill.small.reads import SmallFile
 from worker.fill.source import NotHere, Purpose
 from worker.fill.stalls import SourceStuck, Stalls
 from worker.fill.supply import Supply
-from worker.fill.transfer import DiskFault, Transfer, make_cache_file
+from worker.fill.transfer import CallInLoop, DiskFault, Transfer, make_cache_file
 from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Admission
@@ -149,7 +150,8 @@ class Filler:
         self._stalls.began(transfer, piece)
         done = functools.partial(self._begun, piece, transfer)
         in_thread = functools.partial(self._run_in_thread, piece, transfer, done)
-        if not self._starts_small(piece, transfer, done, in_thread):
+        start = self._starts_small if piece.is_small else self._starts_download
+        if piece.purpose is not Purpose.SERVE or not start(piece, transfer, done, in_thread):
             in_thread()
         return True
 
@@ -168,12 +170,23 @@ class Filler:
     def _starts_small(
         self, piece: Piece, transfer: Transfer, done: Done, in_thread: Callable[[], None]
     ) -> bool:
-        if not (piece.is_small and piece.purpose is Purpose.SERVE):
-            return False
         store = functools.partial(self._store_small, piece.entry, transfer)
         if piece.transit and piece.segment is not None:
             store = functools.partial(self._past.store, piece.segment, transfer)
         return self._supply.small.start(SmallFile(piece.entry.origin, store, done, in_thread))
+
+    def _starts_download(
+        self, piece: Piece, transfer: Transfer, done: Done, in_thread: Callable[[], None]
+    ) -> bool:
+        open_file = functools.partial(self._open_file, piece.entry, transfer)
+        allocated: Callable[[int], None] = functools.partial(self._measured, piece)
+        if piece.transit and piece.segment is not None:
+            open_file = functools.partial(self._past.open_file, piece.segment, transfer)
+            allocated = _ignore
+        origin, quiet = piece.entry.origin, piece.is_for_nobody
+        return self._supply.downloads.start(
+            MissingPart(origin, transfer, open_file, quiet, allocated, done, in_thread)
+        )
 
     def _begun(
         self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None
@@ -259,6 +272,7 @@ class Filler:
             if not piece.past:
                 piece.settle_all()
         self._stalls.leave_tier()
+        self._supply.downloads.end_processes()
         self._segments.leave_tier()
 
     def return_to_tier(self) -> None:
@@ -268,6 +282,7 @@ class Filler:
     def look(self) -> None:
         """Ends stalled transfers and drops idle segments. Called a few times a second."""
         self._supply.small.look()
+        self._supply.downloads.look()
         self.give_up_stalled()
         self._segments.drop_idle()
 
@@ -276,7 +291,7 @@ class Filler:
         except room that a thread is writing to."""
         for transfer, piece in self._stalls.cut(now):
             self._uncount(piece)
-            if piece.room_bytes and not transfer.at_disk & 1:
+            if piece.room_bytes and not (transfer.at_disk & 1 or transfer.is_downloading):
                 self._space.release(piece.room_bytes)
                 piece.room_bytes = 0
             if piece.segment is not None:
@@ -284,7 +299,7 @@ class Filler:
 
     def disk_writes(self) -> list[Hashable]:
         """Returns a unique key for each disk operation in progress."""
-        return self._stalls.disk_writes()
+        return self._stalls.disk_writes() + self._supply.downloads.disk_writes()
 
     async def _into_cache_or_segments(self, piece: Piece, begun: FailedAttempt | None) -> None:
         entry, first = piece.entry, piece.first
@@ -339,14 +354,15 @@ class Filler:
         self._finish_cached(piece)
 
     def _cache_transfer(self, piece: Piece, first: int) -> Transfer:
-        def on_page(page: int, checksum: int) -> None:
+        def on_page(call: CallInLoop, page: int, checksum: int) -> None:
             if page == piece.end - 1:
                 # Reported with the end of the transfer: one wake-up less.
                 piece.last = page, checksum
             else:
-                self._disk.wake.call(self._cached_page, piece, page, checksum)
+                call(self._cached_page, piece, page, checksum)
 
-        return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
+        wake = self._disk.wake.call
+        return Transfer(piece.entry.origin, first, piece.end, 0, on_page, wake)
 
     def _make_file(self, entry: Entry, transfer: Transfer) -> None:
         """Creates the cache file. Raises DiskFault, or the error of an aborted transfer."""
@@ -374,6 +390,17 @@ class Filler:
             transfer.store(entry.fd, body)
         finally:
             _measure(entry, transfer)
+
+    def _open_file(self, entry: Entry, transfer: Transfer) -> int:
+        """Returns the cache file for a download: in a thread, or in the loop if the tier is in
+        memory."""
+        self._make_file(entry, transfer)
+        return entry.fd
+
+    def _measured(self, piece: Piece, allocated_bytes: int) -> None:
+        """Records what the download process has measured."""
+        if piece.is_all or not self._disk.directory.reopens_at_once:
+            piece.entry.measured_bytes = allocated_bytes
 
     def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
         self._have_page(piece, page, checksum)  # recorded with the others of its piece
@@ -452,6 +479,10 @@ class Filler:
         self._aborted = True
         for transfer in self._running:
             transfer.abort()
+
+
+def _ignore(allocated_bytes: int) -> None:
+    pass
 
 
 def _measure(entry: Entry, transfer: Transfer) -> None:

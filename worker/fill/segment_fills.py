@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cachefs.core.errors import NoSpace
 from worker.fill.segment import make_file
-from worker.fill.transfer import DiskFault, Transfer
+from worker.fill.transfer import CallInLoop, DiskFault, Transfer
 
 if TYPE_CHECKING:
     from worker.fill.attempts import Attempts
@@ -74,14 +74,14 @@ class SegmentFills:
     def transfer(self, piece: Piece, segment: Segment, first: int) -> Transfer:
         """Returns a transfer of the pages from `first` on."""
 
-        def on_page(page: int, checksum: int) -> None:
+        def on_page(call: CallInLoop, page: int, checksum: int) -> None:
             if piece.transit and page == piece.end - 1:
                 piece.last = page, checksum  # reported with the end of the transfer
             else:
-                self._disk.wake.call(self._have_page, piece, segment, page, checksum)
+                call(self._have_page, piece, segment, page, checksum)
 
-        origin = piece.entry.origin
-        return Transfer(origin, first, segment.end, segment.start, on_page, segment.span)
+        origin, wake = piece.entry.origin, self._disk.wake.call
+        return Transfer(origin, first, segment.end, segment.start, on_page, wake, segment.span)
 
     def run(self, piece: Piece, segment: Segment, transfer: Transfer) -> None:
         """Runs a transfer, in a thread."""
@@ -93,6 +93,12 @@ class SegmentFills:
         """Writes all of a small file: in a thread, or in the loop if the tier is in memory."""
         self._make_file(segment, transfer)
         transfer.store(segment.fd, body)
+
+    def open_file(self, segment: Segment, transfer: Transfer) -> int:
+        """Returns the file of a segment for a download: in a thread, or in the loop if the tier is
+        in memory."""
+        self._make_file(segment, transfer)
+        return segment.fd
 
     def _make_file(self, segment: Segment, transfer: Transfer) -> None:
         transfer.raise_if_aborted()

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from cachefs.core.errors import BadBody, CacheFSError
 from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind, NamespaceId, Origin
 from connectors.base import Body, Connector
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 
 MOST_FOUND: Final = 1000  # connectors that are remembered
 WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come from the origin in one buffer
@@ -57,9 +57,9 @@ class SourceBody(Protocol):
 class Source(Protocol):
     """Bytes of files. Thread-safe."""
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
-        """Returns the request for all of a small file that only the origin has (see
-        `Connector.ask`), or None: the caller uses `read`. Called in the loop; never blocks."""
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
+        """Returns the request for bytes that only the origin has (see `Connector.ask`), or None:
+        the caller uses `read`. Called in the loop; never blocks."""
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """Returns the epoch of the view by which a `READ` would wait for a peer's fill; None: it
@@ -120,9 +120,9 @@ class OriginSource:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         found = self._found.get((origin.content.namespace, origin.ufs))
-        return found.ask(origin.path, _version(origin)) if found is not None else None
+        return found.ask(origin.path, offset, size, _version(origin)) if found is not None else None
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from worker.fill.downloads import Downloads
 from worker.fill.fetch import Piece
 from worker.fill.small.reads import SmallReads
 from worker.fill.source import Purpose, Source
@@ -21,6 +22,7 @@ class Supply:
 
     source: Source
     small: SmallReads
+    downloads: Downloads
     fetchers: Threads
     askers: Threads
     loaders: Threads
@@ -41,14 +43,19 @@ class Supply:
         for threads in self._all():
             threads.count_out(stuck, cause=cause)
 
+    def end_reads(self) -> None:
+        """Ends small reads and downloads, before `close`: threads get what is left of them."""
+        self.small.close()
+        self.downloads.close()
+
     def close(self, wait_s: float) -> bool:
-        """Ends the threads. Blocks: not for the loop's thread. Returns False if some threads may
-        still write after `wait_s`."""
+        """Ends the threads, and waits for the end of downloads. Blocks: not for the loop's thread.
+        Returns False if some of them may still write after `wait_s`."""
         until_s = time.monotonic() + wait_s
         ended = True
         for threads in self._all():
             ended &= threads.close(until_s - time.monotonic())
-        return ended
+        return ended & self.downloads.wait_stopped(max(0.0, until_s - time.monotonic()))
 
 
 def make_supply(
@@ -57,10 +64,12 @@ def make_supply(
     """Returns the supply of a new worker. `in_memory`: writes to the tier never wait for a
     disk."""
     fetchers = Threads("fetch", config.fetch_threads, wake)
+    loaders = Threads("load", config.load_threads, wake)
     return Supply(
         source=source,
         small=SmallReads(source, None if in_memory else fetchers),
+        downloads=Downloads(source, None if in_memory else loaders),
         fetchers=fetchers,
         askers=Threads("ask", config.ask_threads, wake),
-        loaders=Threads("load", config.load_threads, wake),
+        loaders=loaders,
     )

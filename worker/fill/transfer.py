@@ -10,8 +10,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from worker.store.directory import TierDirectory
     from worker.tier.entry import Entry
 
-OnPage = Callable[[int, int], None]  # page number, xxh3_64
+CallInLoop = Callable[..., None]  # calls a function, its first argument, in the loop
+OnPage = Callable[[CallInLoop, int, int], None]  # with the page number and its xxh3_64
 
 
 class DiskFault(CacheFSError):
@@ -59,9 +60,9 @@ class Transfer:
     """
 
     __slots__ = (
-        "_at", "_base", "_body", "_cut", "_fd", "_hash", "_on_page", "_origin", "_stop",
-        "aborted", "at_disk", "limit_s", "moved_s", "next_page", "origin_bytes", "peer_bytes",
-        "tier_bytes",
+        "_at", "_base", "_body", "_cancel", "_cut", "_fd", "_hash", "_on_page", "_origin", "_stop",
+        "_wake", "aborted", "at_disk", "limit_s", "moved_s", "next_page", "origin_bytes",
+        "peer_bytes", "tier_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -71,18 +72,22 @@ class Transfer:
         end: int,
         base: int,
         on_page: OnPage,
+        wake: CallInLoop,
         span: ByteRange | None = None,
     ) -> None:
-        """Covers at least one page, or a byte of each page."""
+        """Covers at least one page, or a byte of each page. `wake` calls the loop from a
+        thread."""
         self._origin = origin
         self._fd = -1
         self._base = base
         self._on_page = on_page
+        self._wake = wake
         self._at = first * PAGE_BYTES
         self._stop = min(end * PAGE_BYTES, origin.size)
         if span is not None:
             self._at, self._stop = max(self._at, span[0]), min(self._stop, span[1])
         self._body: SourceBody | None = None
+        self._cancel: Callable[[], None] | None = None  # of a download in progress
         self._cut: CacheFSError | None = None
         self.limit_s = NEVER_S
         self.moved_s = 0.0
@@ -120,10 +125,48 @@ class Transfer:
         self._write(body)
         self._page(len(body), xxhash.xxh3_64_intdigest(body))
 
+    @property
+    def range(self) -> tuple[int, int]:
+        """The offset and the size of what is missing."""
+        return self._at, self._stop - self._at
+
+    @property
+    def place(self) -> int:
+        """The offset in the destination of what is missing."""
+        return self._at - self._base
+
+    @property
+    def is_downloading(self) -> bool:
+        """True while another process writes to the file."""
+        return self._cancel is not None
+
+    def began_download(self, cancel: Callable[[], None]) -> None:
+        """Records that another process writes what is missing, until `ended_download`. Afterwards
+        `run` may fetch the rest."""
+        self._cancel, self.moved_s = cancel, time.monotonic()
+        if self.aborted:
+            cancel()
+
+    def downloaded(self, size_bytes: int, checksums: Sequence[int]) -> None:
+        """Records further bytes from the origin, and the pages that are whole with them. In the
+        loop."""
+        self.origin_bytes += size_bytes
+        if self.aborted:
+            return
+        for checksum in checksums:
+            self._at = min((self.next_page + 1) * PAGE_BYTES, self._stop)
+            self._has_page(checksum, _call)
+
+    def ended_download(self) -> None:
+        """Records that the other process writes no more."""
+        self._cancel = None
+
     def abort(self) -> None:
-        """Stops all further writes; `run` ends as soon as its body returns. Thread-safe. Returns at
+        """Stops all further writes; `run` ends as soon as its body returns. In the loop. Returns at
         once: another thread closes the body, since a close may wait for a disk."""
         is_first, self.aborted = not self.aborted, True
+        if is_first and self._cancel is not None:
+            self._cancel()
         if is_first and self._body is not None:
             with contextlib.suppress(RuntimeError):  # no more threads: only `run` closes the body
                 threading.Thread(target=self._body.close, name="cut", daemon=True).start()
@@ -181,21 +224,25 @@ class Transfer:
         """Records a verified chunk that is exactly the next page."""
         self._at += size
         assert self._at == min((self.next_page + 1) * PAGE_BYTES, self._stop), "not a whole page"
-        self._has_page(checksum)
+        self._has_page(checksum, self._wake)
 
     def _digest(self, part: memoryview, *, whole: bool) -> None:
         self._hash.update(part)
         if whole:
             checksum = self._hash.intdigest()
             self._hash.reset()
-            self._has_page(checksum)
+            self._has_page(checksum, self._wake)
 
-    def _has_page(self, checksum: int) -> None:
+    def _has_page(self, checksum: int, call: CallInLoop) -> None:
         """Reports that the next page is whole."""
         page = self.next_page
         self.moved_s = time.monotonic()
         self.next_page += 1
-        self._on_page(page, checksum)
+        self._on_page(call, page, checksum)
+
+
+def _call(function: Callable[..., None], *args: Any) -> None:
+    function(*args)
 
 
 def of_source(error: BaseException) -> CacheFSError:

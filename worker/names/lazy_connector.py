@@ -16,7 +16,7 @@ from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing, 
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector, Entry, Page
 from connectors.capabilities import Capabilities
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 
 FAILURE_KEPT_S: Final = 2.0
 AGAIN_S: Final = 5.0  # between lookups while the origin denies access
@@ -109,11 +109,11 @@ class LazyConnector:
         with self._using() as found:
             return found.read_all(path, version)
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         inner = self._inner
         if inner is None or self._refused or self._may_differ:
             return None  # a reading thread looks the source up first
-        return inner.ask(path, version)
+        return inner.ask(path, offset, size, version)
 
     def close(self) -> None:
         """Closes the connector. Does not wait for a lookup in progress, which then fails."""

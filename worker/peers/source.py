@@ -21,7 +21,7 @@ from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import page_span, range_bytes
 from cachefs.core.placement import Member, View, all_members, block_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.peers.connections import Connections
@@ -111,10 +111,10 @@ class ClusterSource:
         """See `Source`."""
         return self._ring.waits(origin.content.ino, block_of(offset))
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         """See `Source`."""
-        found = self._shared.candidates(origin, 0, Purpose.SERVE)
-        return None if found else self._origin.ask(origin)
+        found = self._shared.candidates(origin, offset // PAGE_BYTES, Purpose.SERVE)
+        return None if found else self._origin.ask(origin, offset, size)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

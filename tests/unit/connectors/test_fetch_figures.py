@@ -122,7 +122,7 @@ def test_the_figures_of_a_source_are_those_of_its_server(server: ScriptedS3, met
     for _ in range(READS):
         source.check()
         assert bytes(source.read_all(b"f", VERSION)) == DATA
-    ask = source.ask(b"f", VERSION)
+    ask = source.ask(b"f", 0, VERSION.size, VERSION)
     assert ask is not None
     ask.made(NewConnections(3, 2))
     source.close()

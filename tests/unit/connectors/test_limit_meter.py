@@ -9,7 +9,7 @@ import pytest
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
 from cachefs.core.model import Fingerprint, Kind
 from connectors.compose import decorate
-from connectors.fetch.request import HttpRequest, WholeFileRequest
+from connectors.fetch.request import HttpRequest, RangeRequest
 from connectors.limit import Limit
 from connectors.meter import Meter, Metered
 from tests.services.memory import MemoryConnector
@@ -106,12 +106,12 @@ class Asked(MemoryConnector):
         super().__init__({b"f": b"123"})
         self.told: list[tuple[int, str]] = []
 
-    def ask(self, path: bytes, version: Fingerprint) -> WholeFileRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         if path == b"bad":
             raise ZeroDivisionError("nobody expected it")
         if path != b"f":
             return None
-        return WholeFileRequest(HttpRequest("http://127.0.0.1:9", (), version.size, {}), self._end)
+        return RangeRequest(HttpRequest("http://127.0.0.1:9", (), version.size, {}), self._end)
 
     def _end(self, size_bytes: int, error: str) -> None:
         self.told.append((size_bytes, error))
@@ -123,15 +123,15 @@ FILE = Fingerprint(Kind.FILE, 3, 0, "e")
 def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
     source = Limit(asked := Asked(), in_flight=2, wait_limit_s=0.01)
     ask = source.ask
-    first, second = ask(b"f", FILE), ask(b"f", FILE)
+    first, second = ask(b"f", 0, FILE.size, FILE), ask(b"f", 0, FILE.size, FILE)
     assert first is not None
     assert second is not None
-    assert ask(b"f", FILE) is None
+    assert ask(b"f", 0, FILE.size, FILE) is None
     with pytest.raises(DeadlineExceeded):
         source.check()
     first.ended(3, "")
     source.check()
-    assert ask(b"f", FILE) is not None
+    assert ask(b"f", 0, FILE.size, FILE) is not None
     second.ended(1, "unreachable")
     source.check()
     assert asked.told == [(3, ""), (1, "unreachable")]
@@ -140,36 +140,36 @@ def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
 def test_a_place_that_is_returned_twice_is_an_error() -> None:
     """The limit stays what it is."""
     source = Limit(Asked(), in_flight=1, wait_limit_s=0.01)
-    one = source.ask(b"f", FILE)
+    one = source.ask(b"f", 0, FILE.size, FILE)
     assert one is not None
     one.ended(3, "")
     with pytest.raises(ValueError, match="returned twice"):
         one.ended(3, "")
-    assert source.ask(b"f", FILE) is not None
-    assert source.ask(b"f", FILE) is None
+    assert source.ask(b"f", 0, FILE.size, FILE) is not None
+    assert source.ask(b"f", 0, FILE.size, FILE) is None
 
 
 def test_what_is_not_asked_for_leaves_its_place() -> None:
     ask = (source := Limit(Asked(), in_flight=1, wait_limit_s=0.01)).ask
     for _ in range(3):
-        assert ask(b"other", FILE) is None
+        assert ask(b"other", 0, FILE.size, FILE) is None
         with pytest.raises(ZeroDivisionError):
-            ask(b"bad", FILE)
+            ask(b"bad", 0, FILE.size, FILE)
     source.check()
 
 
 def test_what_cannot_be_asked_for_is_not(memory: MemoryConnector) -> None:
-    assert decorate(memory, deadline_s=1, meter=Meter()).ask(b"f", FILE) is None
+    assert decorate(memory, deadline_s=1, meter=Meter()).ask(b"f", 0, FILE.size, FILE) is None
 
 
 def test_the_meter_counts_what_is_asked_for() -> None:
     ticks = iter(range(0, 1000, 2))
     source = Metered(asked := Asked(), meter := Meter(), clock=lambda: float(next(ticks)))
     ask = source.ask
-    assert ask(b"other", FILE) is None
+    assert ask(b"other", 0, FILE.size, FILE) is None
     assert meter.snapshot().requests == {}
     for size_bytes, error in [(3, ""), (1, "unreachable")]:
-        one = ask(b"f", FILE)
+        one = ask(b"f", 0, FILE.size, FILE)
         assert one is not None
         one.ended(size_bytes, error)
     found = meter.snapshot()

@@ -111,9 +111,9 @@ def test_the_requester_pays_for_reads(server: ScriptedS3) -> None:
 def test_small_files_are_asked_for_once_a_thread_has_read_one(server: ScriptedS3) -> None:
     server.script = lambda request: ranged(request, DATA)
     source = connector(server, "data")
-    assert source.ask(b"d/a b", FILE) is None
+    assert source.ask(b"d/a b", 0, FILE.size, FILE) is None
     assert read(source) == (DATA, None)
-    ask = source.ask(b"d/a b", FILE)
+    ask = source.ask(b"d/a b", 0, FILE.size, FILE)
     assert ask is not None
     assert urlsplit(ask.get.url).path == "/bucket/data/d/a%20b"
     assert ask.get.size == 10
@@ -122,14 +122,20 @@ def test_small_files_are_asked_for_once_a_thread_has_read_one(server: ScriptedS3
     assert ask.get.options[pycurl.PASSWORD] == b"secret"
     assert ask.get.answer == (("etag", "e1"), ("content-range", "bytes 0-9/10"))
     source.close()
-    assert source.ask(b"d/a b", FILE) is None
+    assert source.ask(b"d/a b", 0, FILE.size, FILE) is None
 
 
-def test_a_part_of_a_file_shows_nothing(server: ScriptedS3) -> None:
+def test_parts_are_requested_once_a_thread_has_read_one(server: ScriptedS3) -> None:
     server.script = lambda request: ranged(request, DATA)
     source = connector(server)
+    assert source.ask(b"f", 5, 10, VERSION) is None
     assert b"".join(bytes(chunk) for chunk in source.read(b"f", 5, 10, VERSION)) == DATA[5:15]
-    assert source.ask(b"f", FILE) is None
+    ask = source.ask(b"f", 5, 10, VERSION)
+    assert ask is not None
+    assert ask.get.size == 10
+    assert "Range: bytes=5-14" in ask.get.headers
+    total = VERSION.size
+    assert ask.get.answer == (("etag", VERSION.etag), ("content-range", f"bytes 5-14/{total}"))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,7 @@ def test_versions_that_cannot_be_asked_for(server: ScriptedS3, version: Fingerpr
     server.script = lambda request: ranged(request, DATA)
     source = connector(server)
     assert read(source) == (DATA, None)
-    assert source.ask(b"f", version) is None
+    assert source.ask(b"f", 0, version.size, version) is None
 
 
 def test_it_holds_for_a_while_and_until_a_failure(
@@ -156,14 +162,14 @@ def test_it_holds_for_a_while_and_until_a_failure(
     source = connector(server)
     monkeypatch.setattr(source._turns, "_clock", lambda: now_s)
     read(source)
-    assert source.ask(b"f", FILE) is not None
+    assert source.ask(b"f", 0, FILE.size, FILE) is not None
     now_s += REQUESTS_S + 0.1
-    assert source.ask(b"f", FILE) is None
+    assert source.ask(b"f", 0, FILE.size, FILE) is None
     read(source)
-    ask = source.ask(b"f", FILE)
+    ask = source.ask(b"f", 0, FILE.size, FILE)
     assert ask is not None
     ask.ended(0, "origin-error")
-    assert source.ask(b"f", FILE) is None
+    assert source.ask(b"f", 0, FILE.size, FILE) is None
 
 
 def test_a_redirect_is_not_followed(server: ScriptedS3) -> None:

@@ -49,7 +49,7 @@ class FakeConnector:
             raise AccessDenied("no")
         return memoryview(b"%s of %s" % (path, self.spec.url.encode()))
 
-    def ask(self, path: bytes, version: Fingerprint) -> object:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> object:
         return object()
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ def test_a_source_whose_options_an_operator_changes_is_opened_again() -> None:
         await asyncio.to_thread(late.read_all, b"x", VERSION)
         assert len(rig.opened) == 1, "nothing says that it changed"
         rig.master.everything()
-        await until(lambda: late.ask(b"x", VERSION) is None)
+        await until(lambda: late.ask(b"x", 0, VERSION.size, VERSION) is None)
         await asyncio.to_thread(late.read_all, b"x", VERSION)
         assert [one.spec.options for one in rig.opened] == [SOURCE.options, {"profile": "right"}]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.core.model import Origin
-from connectors.fetch.request import WholeFileRequest
+from connectors.fetch.request import RangeRequest
 from tests.unit.worker.rig import MIB, Rig, open_reader, run
 from worker.fill.source import NotHere, OriginBody, OriginSource, Purpose, SourceBody
 
@@ -31,7 +31,7 @@ class OfPeers:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         return None
 
     def read(

@@ -18,7 +18,7 @@ from connectors.fetch.request import (
     NOT_SENT,
     HttpRequest,
     NewConnections,
-    WholeFileRequest,
+    RangeRequest,
 )
 from tests.services.small_origin import SmallOrigin
 from tests.unit.worker.rig import LIMIT_S, run, until
@@ -81,7 +81,7 @@ class Bench:
 
     # ---- the source ----
 
-    def ask(self, origin: Origin) -> WholeFileRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         if not self.answers:
             return None
         number = len(self.asked)
@@ -93,7 +93,7 @@ class Bench:
 
         url = f"http://127.0.0.1:{self.server.port}/f"
         get = HttpRequest(url, (), len(DATA), {pycurl.PROXY: ""}, (("etag", self._etag),))
-        return WholeFileRequest(get, ended, self.made.append)
+        return RangeRequest(get, ended, self.made.append)
 
     # ---- reads ----
 

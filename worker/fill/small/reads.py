@@ -16,7 +16,7 @@ import msgspec
 
 from cachefs.core.model import Origin
 from connectors.fetch.batch_reader import BatchReader
-from connectors.fetch.request import AT_ONCE, NOT_SENT, NewConnections, WholeFileRequest
+from connectors.fetch.request import AT_ONCE, NOT_SENT, NewConnections, RangeRequest
 from worker.fill.source import Source
 from worker.runtime.threads import Done, Threads
 
@@ -60,7 +60,11 @@ class SmallReads:
     def start(self, file: SmallFile) -> bool:
         """Fetches all of a file. Its call-backs follow after this has returned. Returns False
         where the file cannot be fetched in this way, and calls nothing."""
-        ask = self._source.ask(file.origin) if self._in_flight < AT_ONCE else None
+        ask = (
+            self._source.ask(file.origin, 0, file.origin.size)
+            if self._in_flight < AT_ONCE
+            else None
+        )
         if ask is None:
             return False
         many = self._many or self._open()
@@ -139,7 +143,7 @@ class SmallReads:
         self,
         many: BatchReader,
         file: SmallFile,
-        ask: WholeFileRequest,
+        ask: RangeRequest,
         body: memoryview | None,
         received_bytes: int,
         code: str,
@@ -191,7 +195,7 @@ class SmallReads:
             tell()
 
 
-def _report(ask: WholeFileRequest, received_bytes: int, code: str, made: NewConnections) -> None:
+def _report(ask: RangeRequest, received_bytes: int, code: str, made: NewConnections) -> None:
     if made.connections:
         ask.made(made)
     ask.ended(received_bytes, code)

@@ -1,0 +1,1 @@
+"""Downloads: bodies that another process writes straight into files."""
