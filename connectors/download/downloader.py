@@ -1,4 +1,4 @@
-"""Downloads, many at once, by a process of its own (`connectors.download.process`).
+"""Downloads, many at once, by a child process (`connectors.download.process`).
 
 A download fails on any reply but the expected one. The caller then leaves the rest to an ordinary
 thread, which knows what the reply means and retries.
@@ -20,13 +20,14 @@ import msgspec
 
 from cachefs.core.errors import Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S
-from connectors.download.messages import AT_ONCE, PACKET_BYTES, Download, Orders, Report
+from connectors.download.messages import AT_ONCE, PACKET_BYTES, VERSION, Download, Orders, Report
 from connectors.fetch.request import HttpRequest
 
 SILENCE_LIMIT_S: Final = 10
 PROCESS_LIMIT_S: Final = 60.0  # beside the time of its bytes: then the process counts as hung
 FULL_S: Final = 0.001  # between attempts to send where the socket is full
 OPTIONS_KEPT: Final = 64  # sets of options: one for each source and its credentials
+AT_DISK_BYTES: Final = 8
 _MODULE: Final = "connectors.download.process"
 _CPUS: Final = os.sched_getaffinity(0)  # before threads of this process are kept on one of them
 
@@ -56,9 +57,9 @@ class Downloader:
     turn that left `is_full`. It closes a downloader that `has_ended` or `hangs`."""
 
     def __init__(self, silence_s: int = SILENCE_LIMIT_S) -> None:
-        """Starts the process. `silence_s`: a download without a byte for so long fails. Raises
+        """Starts the process. `silence_s`: the time without a byte that fails a download. Raises
         OSError where no descriptors or processes are left."""
-        self._socket, self._at_disk, self._process = _start_process(silence_s)
+        self._socket, self._shared, self._process = _start_process(silence_s)
         self._packet = bytearray(PACKET_BYTES)
         self._decode = msgspec.msgpack.Decoder(list[Report]).decode
         self._encode = msgspec.msgpack.Encoder().encode
@@ -70,20 +71,16 @@ class Downloader:
         self.is_full = False  # the process takes no more orders now
         self.is_ready = False  # the process takes orders
         self.has_ended = False  # the process has
+        self.assigned = 0  # downloads, with those that are not started yet; the caller counts
 
     def fileno(self) -> int:
         """Returns the descriptor that is readable while `turn` has something to do."""
         return self._socket.fileno()
 
     @property
-    def in_flight(self) -> int:
-        """The downloads in progress."""
-        return len(self._running)
-
-    @property
     def at_disk(self) -> int:
-        """Returns a number that is odd during a disk operation, and a new one each time."""
-        return self._at_disk[0]
+        """A number that is odd during a disk operation, and a new one each time. Until `close`."""
+        return int.from_bytes(self._shared[:AT_DISK_BYTES], sys.byteorder)
 
     @property
     def hangs(self) -> bool:
@@ -115,6 +112,7 @@ class Downloader:
     def close(self) -> None:
         """Ends all downloads, and the process. See `has_stopped`."""
         self._socket.close()
+        self._shared.close()
         self._process.kill()
         self._waiting.clear()
         failed = [*self._running.items()]
@@ -202,19 +200,19 @@ class Downloader:
         return number
 
 
-def _start_process(silence_s: int) -> tuple[socket.socket, memoryview, subprocess.Popen[bytes]]:
-    """Starts the process. Returns its socket, which does not block, and its number of disk
-    operations."""
+def _start_process(silence_s: int) -> tuple[socket.socket, mmap.mmap, subprocess.Popen[bytes]]:
+    """Starts the process. Returns its socket, which does not block, and the memory with its number
+    of disk operations."""
     shared_fd = os.memfd_create("cachefs-download", os.MFD_CLOEXEC)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         os.ftruncate(shared_fd, mmap.PAGESIZE)
-        at_disk = memoryview(mmap.mmap(shared_fd, mmap.PAGESIZE)).cast("Q")
+        shared = mmap.mmap(shared_fd, mmap.PAGESIZE)
         ours.setblocking(False)
         fds = theirs.fileno(), shared_fd
         cpus = ",".join(map(str, sorted(_CPUS)))
         process = subprocess.Popen(
-            [sys.executable, "-I", "-m", _MODULE, *map(str, fds), str(silence_s), cpus],
+            [sys.executable, "-I", "-m", _MODULE, VERSION, *map(str, (*fds, silence_s)), cpus],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
@@ -226,4 +224,4 @@ def _start_process(silence_s: int) -> tuple[socket.socket, memoryview, subproces
     finally:
         theirs.close()
         os.close(shared_fd)
-    return ours, at_disk, process
+    return ours, shared, process

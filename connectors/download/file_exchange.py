@@ -1,4 +1,5 @@
-"""A handle of libcurl whose body goes into a file, piece by piece while the CPU's cache has it."""
+"""A handle of libcurl that writes its body into a file, piece by piece while the CPU's cache has
+it."""
 
 from __future__ import annotations
 

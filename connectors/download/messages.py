@@ -1,5 +1,5 @@
 """The messages between a worker and its download process, as MessagePack. A message is one packet
-of a SOCK_SEQPACKET socket; the files of its downloads come with it. Both ends are of one version.
+of a SOCK_SEQPACKET socket; the files of its downloads come with it. Both ends are of one `VERSION`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+import cachefs
+
+VERSION: Final = f"{cachefs.__version__}-1"  # an update may replace the code of a running worker
 PACKET_BYTES: Final = 192 << 10  # the largest message; the kernel's default buffer has 208 KiB
 AT_ONCE: Final = 16  # downloads of a message, so that it fits a packet
 
@@ -38,7 +41,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
     """What was written of a download since the last report: the checksums (xxh3_64) of further
-    whole pages, in order. `code`: None while it goes on, then "" or the code of an error;
+    whole pages, in order. `code`: None until the end, then "" or the code of an error;
     `errno`: of a failed write; `allocated_bytes`: that the file takes on its disk, at the end. The
     counts are those of the whole download."""
 

@@ -1,7 +1,7 @@
 """The download process of a worker: `python -m connectors.download.process`.
 
-It has an interpreter of its own: libcurl calls back for each 16 KiB, and would wait each time for
-the worker's threads to release theirs. One thread drives all downloads. The process ends with the
+libcurl calls back for each 16 KiB. In the worker's process each call-back would wait for the
+interpreter's lock. One thread drives all downloads. The process ends with the
 worker's socket.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ import pycurl
 from cachefs.core.errors import OriginError, Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S
 from connectors.download.file_exchange import FileExchange
-from connectors.download.messages import AT_ONCE, PACKET_BYTES, Download, Orders, Report
+from connectors.download.messages import AT_ONCE, PACKET_BYTES, VERSION, Download, Orders, Report
 from connectors.fetch.multi import Ended, Multi
 from connectors.fetch.request import NO_NEW_CONNECTIONS, HttpRequest
 
@@ -149,6 +150,8 @@ def _fds_of(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
 
 def main(socket_fd: int, shared_fd: int, silence_s: int, cpus: Iterable[int]) -> None:
     """Serves until the worker closes its socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the worker, which may still need it
+        signal.signal(number, signal.SIG_IGN)
     os.sched_setaffinity(0, cpus)  # not only the one of the thread that started this process
     at_disk = memoryview(mmap.mmap(shared_fd, mmap.PAGESIZE)).cast("Q")
     try:
@@ -159,5 +162,7 @@ def main(socket_fd: int, shared_fd: int, silence_s: int, cpus: Iterable[int]) ->
 
 
 if __name__ == "__main__":
-    _socket_fd, _shared_fd, _silence_s = map(int, sys.argv[1:4])
-    main(_socket_fd, _shared_fd, _silence_s, map(int, sys.argv[4].split(",")))
+    if sys.argv[1] != VERSION:
+        sys.exit(f"the worker is of version {sys.argv[1]}, its download process of {VERSION}")
+    _socket_fd, _shared_fd, _silence_s = map(int, sys.argv[2:5])
+    main(_socket_fd, _shared_fd, _silence_s, map(int, sys.argv[5].split(",")))

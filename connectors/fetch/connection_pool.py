@@ -40,12 +40,9 @@ class FetchBody:
         release: Callable[[CurlConnection], None],
         get: HttpRequest,
         path: str,
-        *,
-        is_begun: bool = False,
     ) -> None:
-        """Sends the request, unless the lane has begun it, and waits for the head of the reply, and
-        for the body of an error reply. Raises Unreachable on a timeout, else the errors of
-        `from_curl`."""
+        """Waits for the head of the reply to the request that the lane has begun, and for the body
+        of an error reply. Raises Unreachable on a timeout, else the errors of `from_curl`."""
         self._lane: CurlConnection | None = lane
         self._release = release
         self._get = get
@@ -53,8 +50,6 @@ class FetchBody:
         self._lock = threading.Lock()  # held by the thread that drives the lane
         self._is_closed = False
         try:
-            if not is_begun:
-                lane.begin(get)
             self.head, self.refusal = self._receive_head(lane)
         except BaseException:
             self.close()
@@ -173,7 +168,14 @@ class ConnectionPool:
 
     def get(self, get: HttpRequest, path: str) -> FetchBody:
         """Returns the reply to a request; the caller checks its status. Raises as `FetchBody`."""
-        return FetchBody(self._take(), self._keep, get, path)
+        lane = self._take()
+        try:
+            lane.begin(get)
+        except BaseException:
+            lane.end()
+            self._keep(lane)
+            raise
+        return FetchBody(lane, self._keep, get, path)
 
     def send(self, get: HttpRequest, path: str) -> SentRequest | None:
         """Sends a request on a kept connection and waits for nothing; `receive` returns the reply.
@@ -187,7 +189,7 @@ class ConnectionPool:
 
     def receive(self, sent: SentRequest) -> FetchBody:
         """Returns the reply as `get` does. Takes over the request."""
-        return FetchBody(sent.take(), self._keep, sent.get, sent.path, is_begun=True)
+        return FetchBody(sent.take(), self._keep, sent.get, sent.path)
 
     def _take(self) -> CurlConnection:
         return self._idle_lane() or CurlConnection(self._share)

@@ -47,9 +47,7 @@ class NullConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         raise NotFound("no source is there")
 
-    def ask(
-        self, path: bytes, offset: int, size: int, version: Fingerprint
-    ) -> RangeRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:
@@ -81,9 +79,7 @@ class UnavailableConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         self._fail()
 
-    def ask(
-        self, path: bytes, offset: int, size: int, version: Fingerprint
-    ) -> RangeRequest | None:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None
 
     def close(self) -> None:

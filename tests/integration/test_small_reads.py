@@ -240,19 +240,6 @@ def test_what_is_on_its_way_takes_places_from_files_ahead(place: Path, origin: S
     run(origin, script())
 
 
-def test_large_files_are_not_read_so(place: Path, origin: SmallOrigin) -> None:
-    async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino, size in enumerate([SMALL, MIB + 1, 5 * MIB], 1):
-            rig.put(ino, size)
-        async with rig.worker() as worker:
-            for ino in (1, 2, 3):
-                assert await read(worker, ino) == rig.data[ino]
-        assert origin.began == []
-
-    run(origin, script())
-
-
 def test_a_source_that_cannot_be_asked_so_is_read_by_threads(
     place: Path, origin: SmallOrigin
 ) -> None:
@@ -430,8 +417,8 @@ class Waits:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def ask(self, origin: Origin) -> RangeRequest | None:
-        return self._then.ask(origin)
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
+        return self._then.ask(origin, offset, size)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

@@ -28,7 +28,7 @@ class DownloadThread:
         self.error: BaseException | None = None  # that ended it
         self.downloader = Downloader(**options)
         self._lock = threading.Lock()
-        self._new: collections.deque[tuple[HttpRequest, OnEnded]] = collections.deque()
+        self._new: collections.deque[tuple[HttpRequest, OnEnded, int]] = collections.deque()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closed = False
         ready, _, _ = select.select([self.downloader.fileno()], [], [], READY_S)
@@ -36,11 +36,17 @@ class DownloadThread:
         self.thread = threading.Thread(target=self._run, name="downloads")
         self.thread.start()
 
-    def start(self, request: HttpRequest, ended: OnEnded) -> bool:
-        """Returns False, and calls nothing, once this has ended."""
+    @property
+    def pid(self) -> int:
+        """The pid of the process."""
+        return self.downloader._process.pid
+
+    def start(self, request: HttpRequest, ended: OnEnded, sink: int = -1) -> bool:
+        """Returns False, and calls nothing, once this has ended. `sink`: a file for the body, of
+        which `ended` then receives nothing."""
         with self._lock:
             if not self._is_closed:
-                self._new.append((request, ended))
+                self._new.append((request, ended, sink))
                 os.eventfd_write(self._wake_fd, 1)
             return not self._is_closed
 
@@ -71,14 +77,16 @@ class DownloadThread:
             self.downloader.close()
             os.close(self._wake_fd)
 
-    def _begin(self, request: HttpRequest, ended: OnEnded) -> None:
-        fd = os.memfd_create("body", os.MFD_CLOEXEC)
+    def _begin(self, request: HttpRequest, ended: OnEnded, sink: int) -> None:
+        fd = os.dup(sink) if sink >= 0 else os.memfd_create("body", os.MFD_CLOEXEC)
 
         def on_report(report: Report) -> None:
             if report.code is None:
                 return
             try:
-                body = os.pread(fd, request.size + 1, 0) if not report.code else None
+                body = None
+                if not report.code:
+                    body = os.pread(fd, request.size + 1, 0) if sink < 0 else b""
             finally:
                 os.close(fd)
             made = NewConnections(report.connections, report.handshakes)

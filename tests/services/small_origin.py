@@ -1,5 +1,5 @@
-"""An origin in memory whose small files can be asked for over HTTP too (`Connector.ask`), by a
-server of its own that counts, holds answers back and breaks them.
+"""An origin in memory whose files can be requested over HTTP too (`Connector.ask`), by a server of
+its own that counts, holds answers back and breaks them.
 
     with SmallOrigin() as origin:
         ...        # use origin.connector; origin.connector.calls["read"] are the ordinary reads
@@ -10,6 +10,7 @@ server of its own that counts, holds answers back and breaks them.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -22,11 +23,12 @@ import pycurl
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Fingerprint
 from connectors.base import Body
-from connectors.fetch.request import NOT_SENT, HttpRequest, RangeRequest
+from connectors.fetch.request import NOT_SENT, HttpRequest, RangeRequest, content_range
 from connectors.small_read_choice import SmallReadChoice
 from tests.services.memory import MemoryConnector
 
 LIMIT_S: Final = 30.0
+RANGE: Final = re.compile(rb"Range: bytes=(\d+)-(\d+)")
 FAULTS: Final = ("cut", "cut-at-once", "503", "404", "412", "other-version", "other-length")
 
 
@@ -41,7 +43,7 @@ class AskedConnector(MemoryConnector):
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         body = super().read(path, offset, size, version)
-        if self.asks and size == version.size:
+        if self.asks:
             self.turns.succeeded(object())
         return body
 
@@ -57,8 +59,12 @@ class AskedConnector(MemoryConnector):
                 self._origin.ended.append((size_bytes, error))
 
         url = f"http://127.0.0.1:{self._origin.port}/{quote(path)}"
-        answer = (("etag", version.etag),)
-        return RangeRequest(HttpRequest(url, (), version.size, {pycurl.PROXY: ""}, answer), ended)
+        headers = (f"Range: bytes={offset}-{offset + size - 1}",)
+        answer = (
+            ("etag", version.etag),
+            ("content-range", content_range(offset, size, version.size)),
+        )
+        return RangeRequest(HttpRequest(url, headers, size, {pycurl.PROXY: ""}, answer), ended)
 
 
 class SmallOrigin:
@@ -73,6 +79,7 @@ class SmallOrigin:
         self._faults: dict[bytes, list[str]] = {}
         self._changed = threading.Condition()
         self._held = False
+        self._stalls: dict[bytes, int] = {}
         self._waiting = 0
         self._connections: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -89,9 +96,15 @@ class SmallOrigin:
         with self._changed:
             self._held = True
 
+    def stall_after(self, path: bytes, size_bytes: int) -> None:
+        """Answers for a path wait after so many bytes of the body until `go_on`."""
+        with self._changed:
+            self._stalls[path] = size_bytes
+
     def go_on(self) -> None:
         with self._changed:
             self._held = False
+            self._stalls.clear()
             self._changed.notify_all()
 
     def wait_held(self, count: int) -> None:
@@ -140,7 +153,7 @@ class SmallOrigin:
         try:
             with contextlib.suppress(OSError):
                 while head := _head(sock):
-                    if not self._answer(sock, head.split(b" ", 2)[1][1:]):
+                    if not self._answer(sock, head.split(b" ", 2)[1][1:], head):
                         break
         finally:
             with self._changed:
@@ -148,7 +161,7 @@ class SmallOrigin:
                 sock.close()
                 self._changed.notify_all()
 
-    def _answer(self, sock: socket.socket, path: bytes) -> bool:
+    def _answer(self, sock: socket.socket, path: bytes, head: bytes) -> bool:
         """False when the connection is to end."""
         with self._changed:
             self._waiting += 1
@@ -159,7 +172,7 @@ class SmallOrigin:
             fault = faults.pop(0) if faults else ""
         if fault == "cut-at-once":
             return False
-        answer = self._whole(path) if not fault or not fault.isdigit() else _status(fault)
+        answer = _status(fault) if fault.isdigit() else self._range(path, head)
         if fault == "cut":
             sock.sendall(answer[: len(answer) // 2])
             return False
@@ -169,10 +182,21 @@ class SmallOrigin:
             answer = answer.replace(b"Content-Length: ", b"Content-Length: 1", 1)
         if not fault and answer.startswith(b"HTTP/1.1 206"):
             self.served.append(path)  # before a client can know
-        sock.sendall(answer)
+        self._send(sock, path, answer)
         return True
 
-    def _whole(self, path: bytes) -> bytes:
+    def _send(self, sock: socket.socket, path: bytes, answer: bytes) -> None:
+        with self._changed:
+            size_bytes = self._stalls.get(path)
+        if size_bytes is None:
+            return sock.sendall(answer)
+        stop = answer.index(b"\r\n\r\n") + 4 + size_bytes
+        sock.sendall(answer[:stop])
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._stalls, LIMIT_S)
+        sock.sendall(answer[stop:])
+
+    def _range(self, path: bytes, head: bytes) -> bytes:
         try:
             with self.connector._lock:
                 found = self.connector._entry(path)
@@ -180,8 +204,11 @@ class SmallOrigin:
         except NotFound:
             return _status("404")
         etag = found.fingerprint.etag.encode()
-        return b"HTTP/1.1 206 OK\r\nContent-Length: %d\r\nETag: %s\r\n\r\n%s" % (
-            len(data), etag, data,
+        asked = RANGE.search(head)
+        first, last = map(int, asked.groups()) if asked else (0, len(data) - 1)
+        part = memoryview(data)[first : last + 1]
+        return b"HTTP/1.1 206 OK\r\nContent-Length: %d\r\nETag: %s\r\n%s\r\n\r\n%s" % (
+            len(part), etag, b"Content-Range: bytes %d-%d/%d" % (first, last, len(data)), part,
         )  # fmt: skip
 
 

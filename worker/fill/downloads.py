@@ -25,14 +25,15 @@ from worker.runtime.threads import Done, Threads
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 64
-PROCESSES: Final = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+PROCESSES: Final = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 BUSY: Final = 8  # downloads of a process: then another one may help
 QUIET_S: Final = 0.1  # between reports of pages that no reader waits for
 IDLE_S: Final = 15.0  # then the processes are ended, with their connections
-RETRY_S: Final = 5.0  # after a process could not be started, or ended
+RETRY_S: Final = 5.0  # after a process could not be started, or ended; doubles each time
+MOST_RETRY_S: Final = 600.0
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class MissingPart(msgspec.Struct, frozen=True):
     """What a transfer misses, to be downloaded. `open()` returns the file; it raises where that
     fails or the transfer was aborted. At the end `ended(None, error)` is called, with the error of
     `open`, or the DiskFault of a failed write. Or `otherwise()` is: an ordinary thread is to fetch
@@ -62,10 +63,11 @@ class Downloads:
         self._is_closed = False
         self._in_flight = 0
         self._ends: collections.deque[Callable[[], None]] = collections.deque()
+        self._failures = 0  # of processes, since a download succeeded
         self._retry_at_s = float("-inf")
         self._started_s = float("-inf")  # the last download
 
-    def start(self, wanted: Wanted) -> bool:
+    def start(self, wanted: MissingPart) -> bool:
         """Downloads what a transfer misses. Its call-backs follow after this has returned. Returns
         False where that is not possible in this way, and calls nothing."""
         ask = self._request(wanted)
@@ -77,6 +79,7 @@ class Downloads:
             return False
         self._started_s = self._loop.time()
         self._in_flight += 1
+        downloader.assigned += 1
         one = _Download(self, downloader, wanted, ask)
         if self._openers is None:
             one.opened(*_outcome(wanted.open))
@@ -84,7 +87,7 @@ class Downloads:
             self._openers.submit(wanted.open, done=one.opened)
         return True
 
-    def _request(self, wanted: Wanted) -> RangeRequest | None:
+    def _request(self, wanted: MissingPart) -> RangeRequest | None:
         offset, size = wanted.transfer.range
         if self._in_flight >= AT_ONCE or size <= PAGE_BYTES:  # a thread is as fast for one page
             return None
@@ -132,8 +135,8 @@ class Downloads:
         """Returns the process with the fewest downloads. Starts another one where all have many:
         it serves later ones."""
         ready = [one for one in self._running if one.is_ready]
-        found = min(ready, key=lambda one: one.in_flight, default=None)
-        is_busy = found is None or found.in_flight >= BUSY
+        found = min(ready, key=lambda one: one.assigned, default=None)
+        is_busy = found is None or found.assigned >= BUSY
         if is_busy and len(ready) == len(self._running) < self._processes:
             self._start_process()
         return found
@@ -144,7 +147,7 @@ class Downloads:
         try:
             one = Downloader()
         except OSError as err:
-            self._retry_at_s = self._loop.time() + RETRY_S
+            self._start_later()
             return log.warning("no download process can be started: %s", err.strerror or err)
         self._started_s = self._loop.time()
         self._running.append(one)
@@ -156,8 +159,17 @@ class Downloads:
         downloader.close()
         self._stopping.append(downloader)
 
+    def _start_later(self) -> None:
+        pause_s = min(RETRY_S * 2**self._failures, MOST_RETRY_S)
+        self._retry_at_s = self._loop.time() + pause_s
+        self._failures += 1
+
+    def succeeded(self) -> None:
+        """Records that a process has downloaded a range."""
+        self._failures = 0
+
     def _give_up(self, downloader: Downloader, cause: str) -> None:
-        self._retry_at_s = self._loop.time() + RETRY_S
+        self._start_later()
         log.warning("a download process %s: threads fetch what it has left", cause)
         self._end_process(downloader)
 
@@ -180,9 +192,10 @@ class Downloads:
 
     # ---- ends ----
 
-    def end_soon(self, tell: Callable[[], None]) -> None:
+    def end_soon(self, downloader: Downloader, tell: Callable[[], None]) -> None:
         """Ends a download in the next turn of the loop."""
         self._in_flight -= 1
+        downloader.assigned -= 1
         self._ends.append(tell)
         if len(self._ends) == 1:
             self._loop.call_soon(self._end_all)
@@ -203,7 +216,7 @@ class _Download:
     __slots__ = ("_ask", "_downloader", "_downloads", "_received_bytes", "_wanted")
 
     def __init__(
-        self, downloads: Downloads, downloader: Downloader, wanted: Wanted, ask: RangeRequest
+        self, downloads: Downloads, downloader: Downloader, wanted: MissingPart, ask: RangeRequest
     ) -> None:
         self._downloads = downloads
         self._downloader = downloader
@@ -217,7 +230,7 @@ class _Download:
         if fd is None or not downloads.serves(self._downloader):
             self._ask.ended(0, NOT_SENT)
             tell = wanted.otherwise if error is None else lambda: wanted.ended(None, error)
-            return downloads.end_soon(tell)
+            return downloads.end_soon(self._downloader, tell)
         transfer = wanted.transfer
         report_s = QUIET_S if wanted.is_background else 0.0
         target = Target(fd, transfer.range[0], transfer.place, report_s)
@@ -234,7 +247,7 @@ class _Download:
         self._received_bytes = report.received_bytes
         self._wanted.transfer.downloaded(size_bytes, report.checksums)
         if report.code is not None:
-            self._downloads.end_soon(lambda: self._end(report))
+            self._downloads.end_soon(self._downloader, lambda: self._end(report))
 
     def _end(self, report: Report) -> None:
         wanted, code = self._wanted, report.code or ""
@@ -252,6 +265,7 @@ class _Download:
             elif code:
                 wanted.otherwise()
             else:
+                self._downloads.succeeded()
                 wanted.ended(None, None)
 
 

@@ -20,7 +20,7 @@ from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, St
 from cachefs.core.pages import range_bytes
 from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
-from worker.fill.downloads import Wanted
+from worker.fill.downloads import MissingPart
 from worker.fill.fetch import FailedAttempt, Piece, described, path_of
 from worker.fill.segment import Segment
 from worker.fill.segment_fills import SegmentFills
@@ -185,7 +185,7 @@ class Filler:
             allocated = _ignore
         origin, quiet = piece.entry.origin, piece.is_for_nobody
         return self._supply.downloads.start(
-            Wanted(origin, transfer, open_file, quiet, allocated, done, in_thread)
+            MissingPart(origin, transfer, open_file, quiet, allocated, done, in_thread)
         )
 
     def _begun(

@@ -229,7 +229,7 @@ class Driven:
         return [path for path in found if NAME in path]
 
     def check_idle(self) -> None:
-        assert self.downloader.in_flight == 0
+        assert len(self.downloader._running) == 0
         assert self.downloader.at_disk % 2 == 0
         assert self.open_files() == []
 

@@ -104,7 +104,7 @@ def test_many_at_once(raw: RawServer, driven: Driven) -> None:
     intos = [Into(*one) for one in some_ranges(random.Random(SEED))]
     for number, into in enumerate(intos):
         driven.start(downloads.request(raw, into.offset, into.size, f"/{number}"), into)
-    assert driven.downloader.in_flight == len(intos)
+    assert len(driven.downloader._running) == len(intos)
     driven.until_ended(*intos)
     for into in intos:
         into.check_right()

@@ -305,7 +305,7 @@ def begin_three(driven: Driven, raw: RawServer) -> list[Into]:
 def check_closed(driven: Driven, intos: list[Into]) -> None:
     """Each was reported once; `Into` refuses another report."""
     driven.close()
-    assert driven.downloader.in_flight == 0
+    assert len(driven.downloader._running) == 0
     for into in intos:
         into.check_failed("unreachable")
         assert into.reports[-1].checksums == []

@@ -219,7 +219,7 @@ def test_reports_of_a_download_that_is_not_known_are_ignored(played: Played) -> 
     downloader.turn()
     assert downloader.is_ready
     assert reports == right
-    assert downloader.in_flight == 0
+    assert len(downloader._running) == 0
     os.close(fd)
     downloader.close()
 

@@ -123,15 +123,15 @@ FILE = Fingerprint(Kind.FILE, 3, 0, "e")
 def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
     source = Limit(asked := Asked(), in_flight=2, wait_limit_s=0.01)
     ask = source.ask
-    first, second = ask(b"f", FILE), ask(b"f", FILE)
+    first, second = ask(b"f", 0, FILE.size, FILE), ask(b"f", 0, FILE.size, FILE)
     assert first is not None
     assert second is not None
-    assert ask(b"f", FILE) is None
+    assert ask(b"f", 0, FILE.size, FILE) is None
     with pytest.raises(DeadlineExceeded):
         source.check()
     first.ended(3, "")
     source.check()
-    assert ask(b"f", FILE) is not None
+    assert ask(b"f", 0, FILE.size, FILE) is not None
     second.ended(1, "unreachable")
     source.check()
     assert asked.told == [(3, ""), (1, "unreachable")]
@@ -152,9 +152,9 @@ def test_a_place_that_is_returned_twice_is_an_error() -> None:
 def test_what_is_not_asked_for_leaves_its_place() -> None:
     ask = (source := Limit(Asked(), in_flight=1, wait_limit_s=0.01)).ask
     for _ in range(3):
-        assert ask(b"other", FILE) is None
+        assert ask(b"other", 0, FILE.size, FILE) is None
         with pytest.raises(ZeroDivisionError):
-            ask(b"bad", FILE)
+            ask(b"bad", 0, FILE.size, FILE)
     source.check()
 
 
@@ -166,10 +166,10 @@ def test_the_meter_counts_what_is_asked_for() -> None:
     ticks = iter(range(0, 1000, 2))
     source = Metered(asked := Asked(), meter := Meter(), clock=lambda: float(next(ticks)))
     ask = source.ask
-    assert ask(b"other", FILE) is None
+    assert ask(b"other", 0, FILE.size, FILE) is None
     assert meter.snapshot().requests == {}
     for size_bytes, error in [(3, ""), (1, "unreachable")]:
-        one = ask(b"f", FILE)
+        one = ask(b"f", 0, FILE.size, FILE)
         assert one is not None
         one.ended(size_bytes, error)
     found = meter.snapshot()

@@ -125,11 +125,17 @@ def test_small_files_are_asked_for_once_a_thread_has_read_one(server: ScriptedS3
     assert source.ask(b"d/a b", 0, FILE.size, FILE) is None
 
 
-def test_a_part_of_a_file_shows_nothing(server: ScriptedS3) -> None:
+def test_parts_are_requested_once_a_thread_has_read_one(server: ScriptedS3) -> None:
     server.script = lambda request: ranged(request, DATA)
     source = connector(server)
+    assert source.ask(b"f", 5, 10, VERSION) is None
     assert b"".join(bytes(chunk) for chunk in source.read(b"f", 5, 10, VERSION)) == DATA[5:15]
-    assert source.ask(b"f", 0, FILE.size, FILE) is None
+    ask = source.ask(b"f", 5, 10, VERSION)
+    assert ask is not None
+    assert ask.get.size == 10
+    assert "Range: bytes=5-14" in ask.get.headers
+    total = VERSION.size
+    assert ask.get.answer == (("etag", VERSION.etag), ("content-range", f"bytes 5-14/{total}"))
 
 
 @pytest.mark.parametrize(

@@ -224,11 +224,15 @@ def test_the_time_in_the_queue_for_a_thread_is_not_the_silence_of_the_origin(
         source.go_on.set()
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 def test_a_cut_does_not_wait_for_the_body_to_close(tmp_path: Path) -> None:
     made = Rig(tmp_path, 64 << 20)
     ino = made.put(1, 300_000)
     source = _Holding(made.origin)
-    transfer = Transfer(made.space.origins[ino], 0, 1, 0, lambda page, checksum: None)
+    transfer = Transfer(made.space.origins[ino], 0, 1, 0, _ignore, _ignore)
     ended: list[BaseException] = []
 
     def work() -> None:

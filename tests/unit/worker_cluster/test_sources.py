@@ -49,7 +49,7 @@ class FakeConnector:
             raise AccessDenied("no")
         return memoryview(b"%s of %s" % (path, self.spec.url.encode()))
 
-    def ask(self, path: bytes, version: Fingerprint) -> object:
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> object:
         return object()
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class Bench:
 
     # ---- the source ----
 
-    def ask(self, origin: Origin) -> RangeRequest | None:
+    def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         if not self.answers:
             return None
         number = len(self.asked)

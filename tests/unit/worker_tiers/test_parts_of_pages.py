@@ -106,8 +106,11 @@ def test_a_transfer_brings_the_bytes_of_its_span(
     made = os.memfd_create("part")
     try:
         transfer = Transfer(
-            origin, first, end, start, lambda page, _: pages.append(page), (start, stop)
-        )
+            origin, first, end, start,
+            lambda call, page, _: call(pages.append, page),
+            lambda function, *args: function(*args),
+            (start, stop),
+        )  # fmt: skip
         transfer.run(source, made, Purpose.SERVE)
         assert os.pread(made, SIZE, 0) == data[start:stop]
         assert pages == [*range(first, end)]
