@@ -57,7 +57,8 @@ class Downloader:
     turn that left `is_full`. It closes a downloader that `has_ended` or `hangs`."""
 
     def __init__(self, silence_s: int = SILENCE_LIMIT_S) -> None:
-        """Starts the process. `silence_s`: the time without a byte that fails a download. Raises
+        """Starts the process. `silence_s`: the time without a byte that fails a download; within a
+        body it takes some seconds more, since libcurl compares the mean of the last ones. Raises
         OSError where no descriptors or processes are left."""
         self._socket, self._shared, self._process = _start_process(silence_s)
         self._packet = bytearray(PACKET_BYTES)
@@ -208,6 +209,7 @@ def _start_process(silence_s: int) -> tuple[socket.socket, mmap.mmap, subprocess
     try:
         os.ftruncate(shared_fd, mmap.PAGESIZE)
         shared = mmap.mmap(shared_fd, mmap.PAGESIZE)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
         ours.setblocking(False)
         fds = theirs.fileno(), shared_fd
         cpus = ",".join(map(str, sorted(_CPUS)))
