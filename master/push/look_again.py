@@ -1,14 +1,16 @@
 """Checks of names that may have changed at their origin. All methods belong to one event loop.
 
 A few names are compared at once. Of many, each is recorded as unchecked and announced: from then on
-the store does not answer for it without its origin. They are compared at a limited rate.
+the store does not answer for it without its origin. They are compared at a limited rate. Many of
+one directory gather for a moment first: one listing compares them all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Stale, Throttled
@@ -24,6 +26,9 @@ from master.tree import Mount, Place, Tree
 AT_ONCE: Final = 16  # requests to origins
 STEP: Final = 100  # names that are compared one by one before the next directory
 PAGE: Final = 4000  # names
+CROWD: Final = 8  # names of one directory in one call: a listing is expected to compare them
+GATHER_S: Final = 0.25  # before recorded names are compared; twice as long each time, while
+LONGEST_GATHER_S: Final = 1.0  # further ones are recorded
 RETRY_S: Final = 5.0  # after an origin's error
 
 Known = tuple[int, bytes, Place]
@@ -59,10 +64,12 @@ class LookAgain:
         with self._store.snapshot() as reader:
             names = Names(reader)
             found = {path: known for path in paths if (known := self._doubtful(names, mount, path))}
+            crowded = set(_crowded(names, found.values()))
         now = self._now()
         soon, later = dict[bytes, list[Known]](), list[Known]()
         for path, doubtful in found.items():
-            if self._budget.take(STAT_S * len(doubtful), now):
+            is_alone = doubtful[-1][0] not in crowded
+            if is_alone and self._budget.take(STAT_S * len(doubtful), now):
                 soon[path] = doubtful
             else:
                 later += doubtful
@@ -207,10 +214,17 @@ class LookAgain:
             self._rest = self._sync.spawn(self._work(), waits=True)
 
     async def _work(self) -> None:
-        """Compares the unchecked names until there are none."""
-        while (first := self._unchecked.first()) is not None:
+        """Compares the unchecked names until there are none, also those that are recorded while the
+        records of others are deleted."""
+        while self._unchecked.first() is not None:
+            await self._compare_recorded()
+            await self._clean()
+
+    async def _compare_recorded(self) -> None:
+        gather_s = GATHER_S
+        while (first := await self._gathered(gather_s)) is not None:
             directory, names = first
-            await asyncio.sleep(self._budget.wait_s(self._now()))
+            gather_s = min(2 * gather_s, LONGEST_GATHER_S)
             try:
                 await self._directory(directory, names)
             except CacheFSError:  # whoever reads a name there asks the origin, and logs its error
@@ -218,7 +232,14 @@ class LookAgain:
                 await asyncio.sleep(RETRY_S)
             if self._records > 2 * MAX_NAMES:
                 await self._clean()
-        await self._clean()
+
+    async def _gathered(self, gather_s: float) -> tuple[int, list[bytes]] | None:
+        """Returns the next names to compare, once the budget has room, with those that are recorded
+        within `gather_s`; None if there are none."""
+        if self._unchecked.first() is None:
+            return None
+        await asyncio.sleep(max(gather_s, self._budget.wait_s(self._now())))
+        return self._unchecked.first()
 
     async def _directory(self, directory: int, names: Sequence[bytes]) -> None:
         with self._store.snapshot() as reader:
@@ -278,3 +299,12 @@ def _distrust(txn: Transaction, parent: int, name: bytes) -> None:
         txn.distrust(parent, order_key(name, is_directory))
     txn.distrust_directory(parent)
     txn.announce(parent, name)
+
+
+def _crowded(names: Names, found: Iterable[Sequence[Known]]) -> Iterator[int]:
+    """Yields the directories of many of these names, if they were listed before: the size of
+    others is not known."""
+    counts = Counter(doubtful[-1][0] for doubtful in found)
+    for directory, count in counts.items():
+        if count >= CROWD and names.directory(directory) is not None:
+            yield directory

@@ -32,6 +32,8 @@ WAIT_S: Final = 10  # for the first message
 HIDDEN_S: Final = 30
 CALL_S: Final = 45.0
 FULL_READERS: Final = 4  # requests at a time for a queue that has many messages
+MOST_RECEIVED: Final = (1 + FULL_READERS) * AT_ONCE  # messages of a turn
+GATHER_S: Final = 0.04  # after the messages that were there: the next replies have more in each
 MOST_LOST: Final = 4  # threads in calls that were left
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
@@ -46,6 +48,13 @@ class Turn(NamedTuple):
 
     current_at: float
     is_complete: bool  # no message is hidden from the feed
+    received: int = 0  # messages
+
+    @property
+    def pause_s(self) -> float:
+        """How long the feed pauses after this turn, if it has received all messages that were
+        there: a request costs the same for one message as for ten."""
+        return GATHER_S if 0 < self.received < MOST_RECEIVED else 0.0
 
 
 class QueueFeed:
@@ -76,13 +85,15 @@ class QueueFeed:
         try:
             while True:
                 try:
-                    await done(await self.turn())
+                    turn = await self.turn()
+                    await done(turn)
                 except CacheFSError as err:
                     failed(err)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
                     pause_s = FIRST_PAUSE_S
+                    await asyncio.sleep(turn.pause_s)
         finally:
             self._threads.close()
             self._queue.close()
@@ -96,20 +107,22 @@ class QueueFeed:
         of the queue and of `compare`; the messages are then delivered again."""
         began = self._clock()
         try:
-            handled = await self._handle()
+            received, handled = await self._handle()
         except CacheFSError:
             self._hidden_until = self._clock() + HIDDEN_S
             raise
         current_at = min((one.sent_at for one in handled), default=began)
-        return Turn(min(current_at, began), began >= self._hidden_until)
+        return Turn(min(current_at, began), began >= self._hidden_until, received)
 
-    async def _handle(self) -> list[QueueMessage]:
-        """Receives, compares and deletes messages. Returns those that were events."""
-        events, handled = self._events(await self._receive())
+    async def _handle(self) -> tuple[int, list[QueueMessage]]:
+        """Receives, compares and deletes messages. Returns their number, and those that were
+        events."""
+        messages = await self._receive()
+        events, handled = self._events(messages)
         if events:
             await self._compare(events)
         await self._delete([one.handle for one in handled])
-        return handled
+        return len(messages), handled
 
     async def _receive(self) -> list[QueueMessage]:
         messages = await self._call(lambda: self._queue.receive(WAIT_S, HIDDEN_S))

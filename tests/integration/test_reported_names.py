@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import Throttled, Unreachable
+from cachefs.core.errors import AccessDenied, Throttled, Unreachable
 from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import SetUfs
 from connectors.base import Entry, Page
 from master.namespace import Master
-from master.push import work_budget
+from master.push import look_again, work_budget
+from master.push.look_again import CROWD, LookAgain
 from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s
 from master.state import unchecked
 from tests.integration.test_look_again import size_of
@@ -110,6 +111,77 @@ def test_many_names_are_right_at_once_and_cost_one_listing(tmp_path: Path) -> No
     play(tmp_path, script)
 
 
+def test_a_few_names_of_a_directory_are_compared_at_once(tmp_path: Path) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        origin.stats = origin.lists = 0
+        await master.look_again(b"/data", NAMES[: CROWD - 1])
+        assert await nothing_unchecked(master)
+        assert (origin.stats, origin.lists) == (CROWD - 1, 0)
+
+    play(tmp_path, script)
+
+
+def test_names_that_gather_in_a_directory_cost_one_listing(tmp_path: Path) -> None:
+    """Those of several reports, too."""
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        change_all(origin)
+        origin.stats = origin.lists = 0
+        for first in range(0, 4 * CROWD, CROWD):
+            await master.look_again(b"/data", CHANGED[first : first + CROWD])
+        assert len(master._sync.unchecked) == 4 * CROWD
+        await until(lambda: nothing_unchecked(master))
+        assert (origin.stats, origin.lists) == (0, 1)
+        assert await size_of(master, b"/data/" + NAMES[4 * CROWD - 1]) == 6
+        assert (origin.stats, origin.lists) == (0, 1)
+
+    play(tmp_path, script)
+
+
+def test_names_that_are_recorded_while_the_last_records_are_deleted_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        later = [NAMES[CROWD : 2 * CROWD]]
+
+        async def clean(self: LookAgain) -> None:
+            if later:
+                await master.look_again(b"/data", later.pop())
+            await clean_up(self)
+
+        clean_up = LookAgain._clean
+        monkeypatch.setattr(LookAgain, "_clean", clean)
+        await master.look_again(b"/data", NAMES[:CROWD])
+        origin.lists = 0
+
+        async def both_listed() -> bool:
+            return origin.lists == 2 and await nothing_unchecked(master)
+
+        await until(both_listed)
+
+    play(tmp_path, script)
+
+
+def test_reported_names_make_no_first_listing_of_a_directory(tmp_path: Path) -> None:
+    """How many names that would read is not known."""
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        origin.fail("list_dir", b"d", AccessDenied("no right to list"), times=1000)
+        for name in NAMES[: 2 * CROWD]:
+            await inode_of(master, b"/data/" + name)
+        change_all(origin)
+        origin.stats = origin.lists = 0
+        await master.look_again(b"/data", NAMES[: 2 * CROWD])
+        assert await nothing_unchecked(master)
+        assert (origin.stats, origin.lists) == (2 * CROWD, 0)
+        assert await size_of(master, b"/data/" + NAMES[1]) == 6
+
+    play(tmp_path, script)
+
+
 async def nothing_unchecked(master: Master) -> bool:
     return len(master._sync.unchecked) == 0
 
@@ -155,6 +227,7 @@ def test_the_rest_is_paid_for_though_reports_took_all_that_was_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a store that reports without a pause has its directories listed all the time."""
+    monkeypatch.setattr(look_again, "CROWD", len(NAMES) + 1)
     monkeypatch.setattr(work_budget, "SHARE", 1e-9)
     monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: 0.0)
 

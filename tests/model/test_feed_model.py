@@ -13,6 +13,7 @@ import pytest
 from cachefs.core.errors import Stale
 from cachefs.core.model import ROOT_INO, UfsSpec
 from master.namespace import Master
+from master.push import look_again
 from master.push.work_budget import WorkBudget
 from tests.integration.test_master import Clock, names_of, run
 from tests.integration.test_mount_table import Origin, cluster
@@ -98,8 +99,11 @@ class World:
 def test_the_namespace_follows_what_is_reported(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some names are compared at once, others are recorded as unchecked, as chance decides."""
+    """Some names are compared at once, others are recorded as unchecked, as chance decides, and
+    where several are of one directory."""
     decided = random.Random(seed)
+    monkeypatch.setattr(look_again, "CROWD", decided.randint(2, 4))
+    monkeypatch.setattr(look_again, "GATHER_S", decided.choice((0.0, 0.01)))
     monkeypatch.setattr(WorkBudget, "take", lambda *_: decided.random() < 0.5)
     monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: decided.choice((0.0, 0.0, 0.01)))
 

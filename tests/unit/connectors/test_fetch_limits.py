@@ -7,7 +7,9 @@ import pytest
 from msgspec import structs
 
 from cachefs.core.errors import OriginError
+from connectors.fetch.connection import SMALL_CHUNK_BYTES
 from connectors.fetch.connection_pool import ConnectionPool
+from connectors.fetch.exchange import PIECE_BYTES
 from connectors.fetch.request import HttpRequest
 from tests.unit.connectors.raw_http import Came, RawServer, content, get, reply
 from tests.unit.connectors.test_fetch_lanes import read
@@ -28,6 +30,19 @@ def test_a_reply_of_any_size_up_to_a_limit(
     assert read(source, listed(raw, limit)) == (content("/list/1000", 1000), None)
     raw.script = lambda came: came.sock.sendall(CHUNKED + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n") is None
     assert read(source, listed(raw, limit)) == (b"abc", None)
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("size", [SMALL_CHUNK_BYTES, SMALL_CHUNK_BYTES + PIECE_BYTES + 1, 1 << 20])
+def test_a_reply_that_is_larger_than_the_buffer_of_most(
+    raw: RawServer, source: ConnectionPool, size: int, is_chunked: bool
+) -> None:
+    target = f"/list/{size}"
+    asked = structs.replace(get(raw, target), size=2 << 20, is_limit=True)
+    if is_chunked:
+        whole = CHUNKED + b"%x\r\n" % size + content(target, size) + b"\r\n0\r\n\r\n"
+        raw.script = lambda came: came.sock.sendall(whole) is None
+    assert read(source, asked) == (content(target, size), None)
 
 
 def test_a_reply_beyond_its_limit(raw: RawServer, source: ConnectionPool) -> None:
