@@ -75,7 +75,8 @@ class LookAgain:
                 later += doubtful
         if later:
             await self._mark(later)
-        await self._compare_all(mount, soon)
+        if soon:
+            await self._compare_all(mount, soon)
 
     async def directories(self, inos: Sequence[int]) -> None:
         """Records that the store does not answer for the names of these directories, which are then
