@@ -30,7 +30,7 @@ def _close_late(body: Body | None) -> None:
 
 
 class Deadline(Decorator):
-    """A connector whose calls run in threads of its own. The caller gets Unavailable after
+    """A connector whose calls run in threads. The caller gets Unavailable after
     `attempt_s`, or at its own deadline (`connectors.deadline`), and a body after that time without
     a chunk. A call that hangs keeps its thread; see `CallThreads` for the bounds."""
 
@@ -56,7 +56,7 @@ class Deadline(Decorator):
         return self._threads.run(act, self._until(), _nothing)
 
     def _write(self, act: Callable[[], T], size_bytes: int) -> T:
-        """Runs a write. Raises DeadlineExceeded, which nobody retries, if it hangs: it may happen
+        """Runs a write. Raises DeadlineExceeded, which is not retried, if it hangs: it may happen
         later, after whatever another attempt would write."""
         until_s = self._until(size_bytes)
         call = self._threads.start(act, until_s)

@@ -45,13 +45,13 @@ class Call(Generic[T]):
         return self._outcome[0]
 
     def throw_away(self, discard: Callable[[T | None], object]) -> None:
-        """Gives the result, which nobody waits for, to `discard`; None if the call failed."""
+        """Gives the result, which no caller waits for, to `discard`; None if the call failed."""
         with contextlib.suppress(CacheFSError):
             discard(self._outcome[0] if self._outcome else None)
 
 
 class CallThreads:
-    """At most `threads` threads in calls that somebody waits for, and at most `threads + most_lost`
+    """At most `threads` threads in calls that a caller waits for, and at most `threads + most_lost`
     in all. With `most_lost` lost threads no call is started: it fails at once. Thread-safe. The
     threads are daemons: the end of the process does not wait for a call that hangs."""
 
@@ -86,7 +86,7 @@ class CallThreads:
 
     def wait(self, call: Call[T], until_s: float) -> T:
         """Returns the result of a call. Raises its error, or Unavailable at `until_s`. The call
-        then goes on, and may be waited for again."""
+        then continues, and may be waited for again."""
         if not call.done.wait(max(0.0, min(until_s - time.monotonic(), 1e6))):
             with self._lock:
                 if not call.done.is_set():
@@ -95,8 +95,8 @@ class CallThreads:
         return call.result()
 
     def run(self, act: Callable[[], T], until_s: float, discard: Callable[[T | None], object]) -> T:
-        """Returns the result of `act`, or raises as `start` and `wait` do. A result that comes too
-        late is given to `discard`, in the call's thread."""
+        """Returns the result of `act`, or raises as `start` and `wait` do. A late result is
+        given to `discard`, in the call's thread."""
         call = self.start(act, until_s)
         try:
             return self.wait(call, until_s)
@@ -105,7 +105,7 @@ class CallThreads:
             raise
 
     def abandon(self, call: Call[T], discard: Callable[[T | None], object]) -> None:
-        """Gives the result of a call to `discard`: now, or when it comes. The call's owner waits
+        """Gives the result of a call to `discard`: now, or when it arrives. The call's owner waits
         for it no more."""
         with self._lock:
             call.discard = discard

@@ -17,7 +17,7 @@ class Identity(enum.Enum):
 
     CONTENT = "content"  # an etag or a generation: `Fingerprint.etag` changes with every change
     TIME = "time"  # size and mtime: a change that keeps both is not seen
-    FIXED = "fixed"  # nothing: a file never changes, it only comes and goes
+    FIXED = "fixed"  # nothing: a file never changes, it only appears and disappears
 
 
 class MultipartLimits(msgspec.Struct, frozen=True):

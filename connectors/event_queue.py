@@ -31,4 +31,4 @@ class EventQueue(Protocol):
         """Returns for how long the queue keeps a message."""
 
     def close(self) -> None:
-        """Closes idle connections; a call that is under way ends by itself. Idempotent."""
+        """Closes idle connections; a call in progress ends later. Idempotent."""

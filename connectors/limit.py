@@ -40,7 +40,7 @@ class Limit(Decorator):
         self._wait_limit_s = wait_limit_s
         self._in_flight = in_flight
         # The free places. A semaphore runs Python code and holds a lock, in which the garbage
-        # collector may return the place of a body that nobody closed.
+        # collector may return the place of a body that was not closed.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(in_flight):
             self._release()

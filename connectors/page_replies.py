@@ -1,8 +1,8 @@
 """The replies to the requests for a listing's pages.
 
 A page names the next one, so the connector requests that as soon as it has parsed the names of the
-page, before the master merges them: the way to the store and back costs no time of its own. At most
-one page is on its way, and it waits in its socket. It does not count in the limit of requests in
+page, before the master merges them: the way to the store and back costs no further time. At most
+one page is in flight, and it waits in its socket. It does not count in the limit of requests in
 flight. If the caller takes longer than `AHEAD_LIMIT_S` for a page, the listing requests no further
 page ahead: its server would wait with the reply, and the reply would be old.
 """
@@ -24,7 +24,7 @@ AHEAD_LIMIT_S: Final = 5.0
 
 class PageReplies:
     """The replies of one listing, by the token of the page; "": the first page. For one thread.
-    Whoever drops it ends the request that is on its way."""
+    Dropping it ends the request in flight."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PageReplies:
         return bytes(read_whole_body(self._sender.receive(sent)))
 
     def _taken(self, token: str) -> SentRequest | None:
-        """Returns the request that is on its way for this page. Ends that for another page, as
+        """Returns the request in flight for this page. Ends that for another page, as
         after an error, and one that waited for too long."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
@@ -75,7 +75,7 @@ class PageReplies:
             self._ahead = token, sent, self._clock()
 
     def close(self) -> None:
-        """Ends the request that is on its way. Idempotent."""
+        """Ends the request in flight. Idempotent."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead[1].close()

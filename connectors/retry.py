@@ -8,10 +8,10 @@ caller requests the pages it lacks. `read_all` is retried as a whole.
 A write that failed with a retryable error may have happened. If a repeated write then meets a file
 that it did not expect, the file may be its own:
 - `put`: if the file has the bytes of the call, the call succeeded. Another writer of the same bytes
-  is not distinguished: a lock file needs a content of its own.
-- `delete`: if the file is gone, the call succeeded.
+  is not distinguished: a lock file needs a content that no other has.
+- `delete`: if the file is absent, the call succeeded.
 - `finish`: the adapter recognises its own upload.
-- `copy`, `mkdir`: the error says that an earlier attempt of the call may have done it.
+- `copy`, `mkdir`: the error means that an earlier attempt of the call may have done it.
 - `rename` is never repeated.
 """
 

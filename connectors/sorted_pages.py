@@ -2,7 +2,7 @@
 run, however many names a directory has.
 
 A run of names is sorted in memory and written in blocks. The merge holds a block of each run. The
-file has no name (`tempfile.TemporaryFile`), so that it is gone with the iterator or the process.
+file has no name (`tempfile.TemporaryFile`), so that it ends with the iterator or the process.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _merged(runs: list[_Run], at_once: int) -> Iterator[list[Entry]]:
 
 
 def _in_pages(parts: Iterable[list[Entry]]) -> Iterator[Page]:
-    """Yields pages; the last one says so."""
+    """Yields pages; the last one is marked."""
     kept: list[Entry] = []
     for part in parts:
         kept += part

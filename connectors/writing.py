@@ -56,7 +56,7 @@ class Writer(Protocol):
 
     def finish(self, token: bytes, receipts: Sequence[bytes], expect: Expectation) -> Fingerprint:
         """Makes the file of the parts with these receipts, in the order of their numbers. Repeated
-        after it succeeded, it returns the same version while the file is there. Raises NotFound if
+        after it succeeded, it returns the same version while the file exists. Raises NotFound if
         the upload was aborted."""
 
     def abort(self, token: bytes) -> None:

@@ -41,7 +41,7 @@ class Answers:
         self._distrusted: set[int] = set()
 
     async def resolve(self, root: Inode, path: bytes) -> Found:
-        """See `Master.resolve`. Starts again when a directory on the path ends meanwhile."""
+        """See `Master.resolve`. Starts again when a directory on the path ends in between."""
         for _ in range(RESOLVE_TRIES - 1):
             with contextlib.suppress(Stale):
                 return await self._resolve(root, path)
@@ -175,7 +175,7 @@ class Answers:
     async def _lookup_by_stat(self, parent: int, name: bytes, place: Place) -> Found:
         try:
             stored = await self._stat(parent, name, place)
-        except Stale:  # the directory was removed meanwhile, which is no fault of the origin
+        except Stale:  # the directory was removed in between, which is no fault of the origin
             raise
         except CacheFSError as err:
             stale = self._stale(parent, name) if is_down(err) and place.interval_s else None

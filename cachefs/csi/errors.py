@@ -6,6 +6,6 @@ from cachefs.core.errors import CacheFSError
 
 
 class VolumeLost(CacheFSError):
-    """The mount of a published volume is dead. It was mounted anew; the pod must be restarted."""
+    """The mount of a published volume is dead. It was mounted again; the pod must be restarted."""
 
     code = "volume-lost"

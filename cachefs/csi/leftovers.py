@@ -69,7 +69,7 @@ class Leftovers:
 
 
 def _is_mounted(key: str, snapshot: Snapshot) -> bool:
-    """Returns whether the mount of an entry is there. The kernel numbers devices anew, so a shared
+    """Returns whether the mount of an entry is there. The kernel numbers devices again, so a shared
     mount of the same device at another place does not count."""
     assert snapshot.entries is not None
     mount, _, _ = key.partition(".")

@@ -69,7 +69,7 @@ class Publisher:
     def publish(self, request: Publish) -> None:
         """Binds the volume to its target, read-only. Does nothing if it is bound. Raises BadConfig,
         InUse, Unreachable, DeadlineExceeded, CannotMount, OSError; VolumeLost once for a dead
-        mount, after mounting it anew."""
+        mount, after mounting it again."""
         with self._metrics.publish():
             volume = parse_volume(
                 request.volume_id,
@@ -124,7 +124,7 @@ class Publisher:
         return False
 
     def _replace(self, target: str, device: str, volume: Volume) -> None:
-        """Removes a dead bind and its shared mount, and mounts that anew. If the last step fails,
+        """Removes a dead bind and its shared mount, and mounts that again. If the last step fails,
         the next publish repeats it. Raises as `SharedMounts.unbind`."""
         # The bind keeps the kernel from giving its device to a mount that another thread makes.
         shared = self._mounts.find(volume)

@@ -151,7 +151,7 @@ class SharedMounts:
         return True
 
     def remove_empty_places(self) -> None:
-        """Removes the directories of mounts that are gone: a driver that was killed after an
+        """Removes the directories of mounts that are removed: a driver that was killed after an
         unmount left its directory. Raises InUse, DeadlineExceeded, OSError."""
         if not self._empty_places():
             return

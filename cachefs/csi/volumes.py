@@ -2,7 +2,7 @@
 Pure.
 
 Volumes that show the same path in the same way share one mount of the node. Its name is a hash of
-that path and those options, so that a driver that starts anew finds the mount.
+that path and those options, so that a driver that starts again finds the mount.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mounts in the node's holder: what is deposited of a mount, and the calls to the holder.
 
 The driver mounts and deposits; a supervisor claims what it serves. A key names one generation of a
-mount, so a mount that was made anew at the same place has another key.
+mount, so a mount that was made again at the same place has another key.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Datasets:
         return before is None or _gate_facts(before) != _gate_facts(dataset)
 
     def replace(self, dataset: Dataset) -> bool:
-        """As `put`, for the reply to a change: an object that is gone meanwhile stays so."""
+        """As `put`, for the reply to a change: an object that was removed in between stays so."""
         before = self.by_key.get(dataset.key)
         if before is None or before.uid != dataset.uid:
             return False

@@ -141,13 +141,13 @@ def _unless_gone(work: Callable[[], object]) -> None:
 
 def _end_jobs(client: AdminClient, path: str) -> None:
     for job in [*_jobs_of(client, path)]:
-        with contextlib.suppress(NotFound):  # it was forgotten meanwhile
+        with contextlib.suppress(NotFound):  # it was forgotten in between
             _end_job(client, job)
 
 
 def _end_job(client: AdminClient, job: a.Job) -> None:
     if not job.state.has_ended:
-        with contextlib.suppress(InUse):  # it has ended meanwhile
+        with contextlib.suppress(InUse):  # it has ended in between
             client.control_job(job.job, "stop")
     client.delete(f"/jobs/{job.job}")
 

@@ -145,7 +145,7 @@ class Names:
         content = ContentId.name_of(self.namespace, inode)
         known = KnownPath(inode, content, one.expires_at)
         with self._lock:
-            if one.position == self._cache.noted.position:  # nothing changed meanwhile
+            if one.position == self._cache.noted.position:  # nothing changed in between
                 if len(self._paths) >= MOST_PATHS:
                     self._paths = {}
                 self._paths[one.path] = known

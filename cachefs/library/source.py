@@ -243,7 +243,7 @@ class Source:
         self, paths: Sequence[tuple[int, bytes]], use: _Use[_T]
     ) -> Iterator[tuple[int, _T | Failed]]:
         """Resolves paths and uses their files. Resolves a path again if its file was replaced
-        meanwhile."""
+        in between."""
         for round in range(1, STALE_TRIES + 1):
             found = self.resolve_all([path for _, path in paths])
             missing: dict[int, KnownPath] = {}

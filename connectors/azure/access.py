@@ -115,7 +115,7 @@ def _named(options: AzureOptions) -> Credential | None:
 
 
 def check_sas(sas: str, now_s: float) -> None:
-    """Raises CredentialsMissing for a SAS token that is none, or that has expired: Azure says of
+    """Raises CredentialsMissing for a SAS token that is none, or that has expired: Azure reports of
     both only that it refuses them."""
     facts = parse_qs(sas)
     if "sig" not in facts:

@@ -55,7 +55,7 @@ class CurlConnection:
             for ended in self._multi.turn(0.0):
                 self.ended = ended
             if self.ended is not None or self.exchange.curl.getinfo(pycurl.REQUEST_SIZE):
-                return True  # also if the reply, or an error, is there already
+                return True  # also if the reply, or an error, has arrived already
         return False
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
 """A request whose reply a thread will read later.
 
-It is on its way while the thread does other work: nothing drives libcurl, and the reply waits in
+It is in flight while the thread does other work: nothing drives libcurl, and the reply waits in
 the socket, where its size is bounded.
 """
 
@@ -13,7 +13,7 @@ from connectors.fetch.request import HttpRequest
 
 
 class SentRequest:
-    """A request on a lane, before its reply. Whoever drops it ends the request and closes its
+    """A request on a lane, before its reply. Dropping it ends the request and closes its
     connection. For one thread; the garbage collector may drop it in any."""
 
     def __init__(

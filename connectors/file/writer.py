@@ -1,6 +1,6 @@
 """The writing half of `file://`.
 
-A write goes to a temporary file beside its target, which is synced and then linked or renamed to
+A write fills a temporary file beside its target, which is synced and then linked or renamed to
 its name. So a reader, and a crash, sees the old file or the new one. No symbolic link is followed.
 The temporary files of crashed writers stay; listings hide them (`TEMPORARY`).
 """

@@ -75,6 +75,6 @@ def _end_connection(descriptor: int, inodes: set[int]) -> bool:
             if os.fstat(connection.fileno()).st_ino not in inodes:
                 return False
             connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # closed meanwhile, or not a socket
+    except OSError:  # closed since, or not a socket
         return False
     return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 AGAIN_S: Final = 0.02  # between interrupts: each may free one call, and the library may try again
-# Overdue calls of which none has returned for so long do not wait for what is interrupted.
+# Overdue calls of which none has returned within that time do not wait for what is interrupted.
 SLOW_AFTER_S: Final = 5.0
 SLOWLY_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0

@@ -26,7 +26,7 @@ def listing_key(name: bytes) -> bytes:
 
 
 class HdfsListing:
-    """A directory's listing in progress. After an error, `take` iterates anew and skips the names
+    """A directory's listing in progress. After an error, `take` iterates again and skips the names
     that it has returned."""
 
     def __init__(self, path: str, entry_of: Callable[[FileStatus, bytes], Entry]) -> None:

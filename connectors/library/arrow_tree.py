@@ -1,4 +1,4 @@
-"""A file system of pyarrow as a `LibraryTree`. It tells sizes and times, and no etags."""
+"""A file system of pyarrow as a `LibraryTree`. It has sizes and times, and no etags."""
 
 from __future__ import annotations
 

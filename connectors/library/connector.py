@@ -159,7 +159,7 @@ class LibraryConnector:
         return data
 
     def _compare(self, path: bytes, version: Fingerprint) -> None:
-        """Raises Stale unless the file has this version, NotFound if it is gone."""
+        """Raises Stale unless the file has this version, NotFound if it was deleted."""
         if self.stat(path).fingerprint != version:
             raise Stale("the file is another version now", path=self._shown(path))
 

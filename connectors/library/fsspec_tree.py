@@ -76,7 +76,7 @@ class FsspecTree:
 
 
 def _read(fs: Any, name: str, offset: int, size: int) -> bytes:
-    """Returns a range. `cat_file` of sftp waits for each 32 KiB before it asks for the next."""
+    """Returns a range. `cat_file` of sftp waits for each 32 KiB before it requests the next."""
     if "sftp" not in fs.protocol:
         data: bytes = fs.cat_file(name, start=offset, end=offset + size)
         return data

@@ -17,8 +17,9 @@ DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 
 
 class Facts(NamedTuple):
-    """What a library tells of a name. `version`: an etag or a generation, "" if there is none.
-    `mtime_ns`: None if it is not told."""
+    """The facts that a library has of a name. `version`: an etag or a generation, "" if there is
+    none.
+    `mtime_ns`: None if it is unknown."""
 
     name: bytes
     is_directory: bool
@@ -50,7 +51,7 @@ class LibraryTree(Protocol):
 
 
 class VersionRule(NamedTuple):
-    """How files are known to have changed. `is_fixed`: the operator says that they never do."""
+    """How files are known to have changed. `is_fixed`: the operator declares that they never do."""
 
     is_fixed: bool = False
 

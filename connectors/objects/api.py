@@ -37,7 +37,7 @@ class ObjectStore(Protocol):
 
     @property
     def marks_directories(self) -> bool:
-        """Whether an empty object may be the mark of a directory, which only `parse_stat` tells."""
+        """True if an empty object may be the mark of a directory: `parse_stat` decides."""
 
     @property
     def version_header(self) -> str:

@@ -3,7 +3,7 @@ describes it. libcurl sends its requests.
 
 Directories exist by the keys below them. The identity of a file is its `Fingerprint.etag`: every
 read names it, and every reply is compared with it. A store may answer a read of an old version as
-if the object were gone, or the reverse, so a request for the metadata decides between the two.
+if the object were deleted, or the reverse, so a request for the metadata decides between the two.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ObjectConnector:
             has_keys_below = self._has_keys(key + "/")
         if has_keys_below:
             return Entry(name, DIRECTORY)
-        # The error of a name that the listing lacks is that of its own request.
+        # The error of a name that the listing lacks is that of a request for it.
         is_known = file is not None and (file.size or not self._store.marks_directories)
         return Entry(name, file if file is not None and is_known else self._stat(key))
 
@@ -195,7 +195,7 @@ class ObjectConnector:
         return body
 
     def _open(self, request: HttpRequest, key: str, path: bytes) -> FetchBody:
-        """Returns the reply. Raises NotFound for an object that is gone, Stale for another
+        """Returns the reply. Raises NotFound for a deleted object, Stale for another
         version."""
         try:
             return self._http.send(request, self._shown(path))

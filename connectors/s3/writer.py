@@ -97,7 +97,7 @@ class S3Writer(S3Connector):
 
     def _own(self, key: str, receipts: Sequence[bytes]) -> Fingerprint | None:
         """Returns the version of an object if it is of these parts. A store with etags of another
-        kind (SSE-KMS) cannot tell."""
+        kind (SSE-KMS) cannot decide."""
         try:
             found = self._head(key)
             digests = b"".join(bytes.fromhex(etag.decode()) for etag in receipts)

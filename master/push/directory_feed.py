@@ -4,7 +4,7 @@ Each round asks the store for the time of every directory of which a name is kno
 changed is marked as unchecked: its names are listed again. A change of a file that leaves the names
 as they are, as an append, changes no directory.
 
-Several requests are under way at a time; together they use at most a share of a core.
+Several requests are in progress at a time; together they use at most a share of a core.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Feeds:
 
     async def accept(self, mount: Mount, names: Sequence[bytes]) -> None:
         """Handles names, below a source, that its store posted, with those that other posts have
-        meanwhile. Returns as `LookAgain.names`, and raises as it does."""
+        in between. Returns as `LookAgain.names`, and raises as it does."""
         now = self._clock()
         mount.feed.names_reported(len(names), now)
         try:

@@ -228,7 +228,7 @@ class LookAgain:
             gather_s = min(2 * gather_s, LONGEST_GATHER_S)
             try:
                 await self._directory(directory, names)
-            except CacheFSError:  # whoever reads a name there asks the origin, and logs its error
+            except CacheFSError:  # a reader of a name there gets the error, and logs it
                 self._unchecked.postpone(directory)
                 await asyncio.sleep(RETRY_S)
             if self._records > 2 * MAX_NAMES:

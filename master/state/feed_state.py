@@ -1,7 +1,7 @@
 """What is known of the reports about one source. Pure.
 
 `since`: the store reports every change that was made since then; None: that is not known. Reports
-are under way for a while, and may end without notice. So names count as reported only while the
+are in progress for a while, and may end without notice. So names count as reported only while the
 feed is up to date: while every report until `current_at` was handled, and that is not long ago.
 """
 

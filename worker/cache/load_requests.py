@@ -62,7 +62,7 @@ class PrefetchResult(enum.Enum):
 
     BEGUN = enum.auto()
     HERE = enum.auto()  # some or all of it is cached, or it is in flight
-    IN_TRANSIT = enum.auto()  # it is in the transit window, or on its way there
+    IN_TRANSIT = enum.auto()  # it is in the transit window, or in flight to it
     REFUSED = enum.auto()  # memory is short, admission or a quota refuses it, the disk is degraded
 
 

@@ -1,8 +1,8 @@
 """The trees of views in one tier: made and changed by threads of its disk, their contents held.
 Owned by the loop.
 
-A content of a page is held before its record and its link are made, and fenced meanwhile: nothing
-evicts or drops it. It is released after both are gone.
+A content of a page is held before its record and its link are made, and fenced in between: nothing
+evicts or drops it. It is released after both are removed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class TierViews:
 
     async def apply(self, page: ViewPage) -> list[bytes]:
         """Changes the tree to show what the page says; returns the order keys of the files that are
-        not complete in this tier, which it does not show. No cover shows the tree meanwhile.
+        not complete in this tier, which it does not show. No cover shows the tree in between.
         Cancelled: the change continues."""
         return await self._until_left(self._apply(page))
 
@@ -131,7 +131,7 @@ class TierViews:
         # The fences first: who drops a content fences it, then waits for this lock.
         async with self._catalog.fenced(keys), self._one_change:
             new = self._contents.hold_for_view(keys)
-            # One that gets its first record meanwhile is not held, so it is not shown either.
+            # One that gets its first record in between is not held, so it is not shown either.
             not_held = frozenset(key for key in keys if key not in self._contents.order)
             try:
                 applied = await self._disk.threads.run(
@@ -247,7 +247,7 @@ class TierViews:
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:
-    """Returns the result, or the error: the caller may be gone when it occurs."""
+    """Returns the result, or the error: the caller may have ended when it occurs."""
     try:
         return await work
     except OSError as err:

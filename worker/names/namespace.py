@@ -267,7 +267,7 @@ class RemoteNamespace(MasterJobs):
             if place.origin is not None:
                 self._cache.put_origin(ino, place.origin, asked)
             elif place.failure is not None and place.failure.code == Stale.code:
-                self._cache.forget(ino)  # its event may still be under way
+                self._cache.forget(ino)  # its event may still be in progress
         return [origin_of(place) for place in located.places]
 
     def ufs(self, key: str) -> UfsSpec:

@@ -59,7 +59,7 @@ async def _about_views(server: NodeServer, body: m.Freeze | m.Thaw | m.ListViews
 
 
 async def _set_policy(server: NodeServer, body: m.SetPolicy) -> m.PolicySet:
-    """Views that the change concerns are uncovered first, and built anew by the new policy."""
+    """Views that the change concerns are uncovered first, and built again by the new policy."""
     policies = _policies(server.service(body.namespace))
     if server.views is not None and not _only_pins(body):
         await server.views.uncover_path(body.namespace, body.path, "policy")

@@ -1,4 +1,4 @@
-"""The removal of a whole tree of a view, in batches, so that others use its tier meanwhile.
+"""The removal of a whole tree of a view, in batches, so that others use its tier in between.
 
 It follows the records from the top down: the names of a batch are removed, then their records are
 deleted, then the caller releases their contents. A kill at any step leaves a record for every link,

@@ -2,7 +2,7 @@
 
 Order: the record of a name is committed before the name is made, and deleted after the name is
 removed. So there is no link without a record. The caller makes sure that no content of a page is
-evicted or dropped meanwhile. A cache file has the attributes of the mount while it is in a tree.
+evicted or dropped in between. A cache file has the attributes of the mount while it is in a tree.
 Blocking: for threads of the tier's disk.
 """
 

@@ -297,7 +297,7 @@ class Admission:
         """Evicts ahead of demand, within the admission policy."""
         async with self._one_at_a_time:
             if self._demotion.copying:
-                return  # what is on its way to a slower tier makes room soon
+                return  # what is in flight to a slower tier makes room soon
             if self.order_loaded.is_set() and self._is_writable():
                 config = self._context.config
                 idle_s = None if config.admission == "always" else config.idle_after_s

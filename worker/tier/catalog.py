@@ -289,7 +289,7 @@ class Catalog:
                 self.retire_if_unused(entry)
 
     async def _leave_views(self, keys: Sequence[bytes]) -> None:
-        """Removes contents from views. Out of service the covers are gone already."""
+        """Removes contents from views. Out of service the covers are removed already."""
         shown = [key for key in keys if self._contents.in_view(key)]
         if shown and self._disk.health.in_service:
             await self._contents.guard.leave(shown)

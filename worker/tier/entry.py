@@ -116,7 +116,7 @@ class Entry:
             future.set_result(None)
         else:
             future.set_exception(error)
-            future.exception()  # nobody may be waiting: that is no mistake
+            future.exception()  # perhaps no caller waits: that is no mistake
 
     def committed(self) -> None:
         """Ends the waits for a commit: nothing is uncommitted, or the disk hangs."""

@@ -138,7 +138,7 @@ class LruOrder(EvictionSlots):
         return found
 
 
-MOST_SKIPPED: Final = 4096  # files that one call looks at in vain, at most
+MOST_SKIPPED: Final = 4096  # files that one call looks at without a result, at most
 
 
 class SieveOrder(EvictionSlots):

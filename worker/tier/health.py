@@ -7,7 +7,7 @@ is touched, reads go past it, until a probe of it comes back right. A tier whose
 written any more is offline until the worker is started again.
 
 A sync that fails means that bytes which were written are lost. The tier takes nothing new then
-until a trial, some MiB that are forced to the disk, goes well.
+until a trial, some MiB that are forced to the disk, succeeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SUSPECT_S: Final = 1.0  # a call that takes longer calls for a probe
 PROBE_LIMIT_S: Final = 3.0  # a probe that takes longer says that the disk hangs
 PROBE_PAUSE_S: Final = 1.0  # between probes of a disk that answers slowly, or with errors
-MOST_GAP_S: Final = 1.0  # between looks; after a longer one nobody is blamed for it
+MOST_GAP_S: Final = 1.0  # between looks; after a longer one no disk is blamed for it
 STUCK_S: Final = 15.0  # a write that takes longer hangs, whatever probes say
 MOST_BAD_PROBES: Final = 2  # in a row, then the disk is given up for now
 
@@ -144,7 +144,7 @@ class Watch:
         self.in_service = True
         self._since: dict[Hashable, float] = {}
         self._suspected = False
-        self._probe_since_s = -1.0  # below 0: none is under way
+        self._probe_since_s = -1.0  # below 0: none is in progress
         self._answered = False
         self._held = False  # out of service until `let_go`, however the disk answers
         self._bad_probes = 0  # in a row

@@ -4,12 +4,12 @@ All figures are bytes really allocated (`st_blocks`), or promised to a fill in f
 
     cached      files with an index record, and live ones about to get it
     reserved    promised to fills in flight, not yet allocated
-    unlinked    unlinked but still open or mapped by somebody
-    scratch     segments, and dropped segments that somebody still has open
+    unlinked    unlinked but still open or mapped by a program
+    scratch     segments, and dropped segments that a program still has open
     overhead    the index and the tier's directories
 
 Their sum stays at or below `limit_bytes`: room is promised before it is used. The index grows with
-what is filled and is measured now and then: `headroom_bytes` are promised to nobody. A part of the
+what is filled and is measured now and then: `headroom_bytes` are not promised. A part of the
 limit (`scratch_floor_bytes`) is kept from cached files, so that what the cache refuses can always
 be read. Files that take it all the same (`reserve`) are evicted once segments need it. A limit that
 is lower than what an earlier process cached is exceeded until enough was evicted, and by the floor

@@ -95,7 +95,7 @@ class Scrubber:
             call = (_is_right, self._disk.directory, key.hex(), page, length, checksum)
             right = await self._disk.call(*call, limit_s=READ_LIMIT_S)
             if right is None:
-                return 0  # it has gone meanwhile
+                return 0  # it has gone in between
             self._context.counters.scrubbed_bytes += length
             if not right:
                 await self._drop(key, page)

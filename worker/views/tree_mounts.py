@@ -70,7 +70,7 @@ def _remove(tree: int) -> None:
 
 def _detach(namespace: MountNamespace, cover: Mount) -> None:
     def act(proc: int) -> None:
-        # The cover may be gone by now.
+        # The cover may have ended by now.
         with contextlib.suppress(FileNotFoundError), opened_root(cover, proc) as root:
             detach(root, proc)
 

@@ -265,7 +265,7 @@ class View:
         self._lay()
 
     async def _build(self) -> None:
-        """Builds the tree, and lays covers if nothing has changed meanwhile."""
+        """Builds the tree, and lays covers if nothing has changed in between."""
         if self.state is not ViewState.BUILDING:
             self._move(ViewEvent.DUE)
         await self._until_former_trees_are_gone()

@@ -30,7 +30,7 @@ from cachefs.fuse.covers.mount_calls import MountFlags
 
 log = logging.getLogger(__name__)
 
-_ROUNDS: Final = 3  # a container may be started meanwhile
+_ROUNDS: Final = 3  # a container may be started in between
 _DELETED: Final = "//deleted"
 
 # Returns the descriptor of a new mount of what the CacheFS mount shows at a path below the cover.

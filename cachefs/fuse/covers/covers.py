@@ -225,7 +225,7 @@ class Covers:
 
     async def end(self) -> None:
         """Removes all covers, as far as that is possible in `END_S`, and refuses further ones. The
-        mount must be served meanwhile."""
+        mount must be served in between."""
         self._is_ending = True
         for order in self._orders.drop_covers():
             os.close(order.tree)
