@@ -18,8 +18,7 @@ DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 
 class Facts(NamedTuple):
     """The facts that a library has of a name. `version`: an etag or a generation, "" if there is
-    none.
-    `mtime_ns`: None if it is unknown."""
+    none. `mtime_ns`: None if it is unknown."""
 
     name: bytes
     is_directory: bool
