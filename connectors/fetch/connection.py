@@ -14,7 +14,6 @@ from connectors.fetch.multi import Ended, Multi
 from connectors.fetch.request import HttpRequest
 
 CHUNK_BYTES: Final = 1 << 20
-SMALL_CHUNK_BYTES: Final = 64 << 10  # where only a limit is known: most such replies are small
 SEND_TURNS: Final = 4  # of libcurl, to send a request on a kept connection
 
 
@@ -32,8 +31,7 @@ class CurlConnection:
 
     def begin(self, get: HttpRequest) -> None:
         self.ended = None
-        chunk_bytes = SMALL_CHUNK_BYTES if get.is_limit else CHUNK_BYTES
-        room_bytes = min(chunk_bytes + PIECE_BYTES, get.size)
+        room_bytes = min(CHUNK_BYTES + PIECE_BYTES, get.size)
         self.exchange.begin(get, memoryview(bytearray(room_bytes)))
         self._multi.add(self.exchange)
 

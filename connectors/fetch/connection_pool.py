@@ -95,15 +95,15 @@ class FetchBody:
         """Fills the buffer. Returns the error of a body that stalls, ends early or is too long."""
         exchange = lane.exchange
         in_time = lane.wait(
-            lambda: self._is_closed or exchange.is_paused or exchange.got >= CHUNK_BYTES,
+            lambda: self._is_closed or exchange.has_stopped or exchange.got >= CHUNK_BYTES,
             time.monotonic() + CHUNK_LIMIT_S,
         )
         if not in_time:
             return Unreachable("the rest of the body did not arrive in time", path=self._path)
-        if lane.ended is None:
-            return None
         if exchange.is_over:
             return self._too_long()
+        if lane.ended is None:
+            return None
         if lane.ended.code:
             return self._failed(lane.ended, has_body=True)
         if exchange.left and not self._get.is_limit:

@@ -7,6 +7,7 @@ reply exceeds `ERROR_BYTES`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -128,7 +129,13 @@ class Exchange:
         self.got = rest
         if self.is_paused:
             self.is_paused = False
-            self.curl.pause(pycurl.PAUSE_CONT)
+            with contextlib.suppress(pycurl.error):  # `_on_body` refused a byte, see `is_over`
+                self.curl.pause(pycurl.PAUSE_CONT)
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if the room is full, or the body exceeds the expected size."""
+        return self.is_paused or self.is_over
 
     @property
     def proxy_status(self) -> int:

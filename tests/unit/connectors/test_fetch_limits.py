@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from cachefs.core.errors import OriginError
-from connectors.fetch.connection import SMALL_CHUNK_BYTES
+from connectors.fetch.connection import CHUNK_BYTES
 from connectors.fetch.connection_pool import ConnectionPool
 from connectors.fetch.exchange import PIECE_BYTES
 from connectors.fetch.request import HttpRequest
@@ -33,8 +33,8 @@ def test_a_reply_of_any_size_up_to_a_limit(
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
-@pytest.mark.parametrize("size", [SMALL_CHUNK_BYTES, SMALL_CHUNK_BYTES + PIECE_BYTES + 1, 1 << 20])
-def test_a_reply_that_is_larger_than_the_buffer_of_most(
+@pytest.mark.parametrize("size", [CHUNK_BYTES, CHUNK_BYTES + PIECE_BYTES + 1, (2 << 20) - 1])
+def test_a_reply_that_is_larger_than_the_buffer(
     raw: RawServer, source: ConnectionPool, size: int, is_chunked: bool
 ) -> None:
     target = f"/list/{size}"
