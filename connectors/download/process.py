@@ -1,8 +1,7 @@
 """The download process of a worker: `python -m connectors.download.process`.
 
 libcurl calls back for each 16 KiB. In the worker's process each call-back would wait for the
-interpreter's lock. One thread drives all downloads. The process ends with the
-worker's socket.
+interpreter's lock. One thread drives all downloads. The process ends with the worker's socket.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any, Final
 import msgspec
 import pycurl
 
-from cachefs.core.errors import OriginError, Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S
 from connectors.download.file_exchange import FileExchange
 from connectors.download.messages import AT_ONCE, PACKET_BYTES, VERSION, Download, Orders, Report
@@ -31,7 +29,6 @@ CONNECTIONS: Final = 256  # kept
 HEAD_LIMIT_S: Final = 20  # until the head of a reply, beside the time of its bytes
 EVENTS_AT_ONCE: Final = 16  # of sockets: TLS takes 0.1 ms for the body of one, and others wait
 CANCELLED: Final = "interrupted"
-_FD_BYTES: Final = 4
 
 
 class DownloadProcess:
@@ -41,7 +38,6 @@ class DownloadProcess:
         self._worker = worker
         self._at_disk = at_disk
         self._limits = (pycurl.LOW_SPEED_LIMIT, 1), (pycurl.LOW_SPEED_TIME, silence_s)
-        self._packet = bytearray(PACKET_BYTES)
         self._decode = msgspec.msgpack.Decoder(Orders).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self._multi = Multi(CONNECTIONS)
@@ -69,12 +65,10 @@ class DownloadProcess:
 
     def _take_orders(self) -> bool:
         """Returns False if the worker has closed its socket."""
-        ancillary_bytes = socket.CMSG_SPACE(AT_ONCE * _FD_BYTES)
-        size, ancillary, _, _ = self._worker.recvmsg_into([self._packet], ancillary_bytes)
-        fds = _fds_of(ancillary)
-        if not size:
+        data, fds, _, _ = socket.recv_fds(self._worker, PACKET_BYTES, AT_ONCE)
+        if not data:
             return False
-        orders = self._decode(memoryview(self._packet)[:size])
+        orders = self._decode(data)
         self._options.update(orders.options)
         for download, fd in zip(orders.downloads, fds, strict=True):
             self._begin(download, fd)
@@ -100,11 +94,7 @@ class DownloadProcess:
         exchange = ended.exchange
         assert isinstance(exchange, FileExchange)
         _, get = self._running[exchange]
-        is_right = ended.code == 0 and exchange.left == 0 and get.is_answer(exchange.head)
-        is_cut = ended.code not in (0, pycurl.E_WRITE_ERROR)
-        return self._end(
-            exchange, "" if is_right else Unreachable.code if is_cut else OriginError.code
-        )
+        return self._end(exchange, ended.error_of(get))
 
     def _cancel(self, id: int) -> Report:
         exchange = self._by_id[id]
@@ -137,15 +127,6 @@ class DownloadProcess:
     def _send(self, reports: list[Report]) -> None:
         """Blocks while the worker receives nothing."""
         self._worker.sendall(self._encode(reports))
-
-
-def _fds_of(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    found: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            whole = len(data) - len(data) % _FD_BYTES
-            found += memoryview(data)[:whole].cast("i").tolist()
-    return found
 
 
 def main(socket_fd: int, shared_fd: int, silence_s: int, cpus: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pycurl
 
-from cachefs.core.errors import OriginError, Unreachable
+from cachefs.core.errors import Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S
 from connectors.fetch.exchange import Exchange
 from connectors.fetch.multi import Ended, Multi, close_handles
@@ -114,14 +114,13 @@ class BatchReader:
         exchange = ended.exchange
         get, taken = self._running.pop(exchange)
         body, received_bytes, made = exchange.room, exchange.got, exchange.made
-        is_right = ended.code == 0 and get.is_answer(exchange.head) and exchange.left == 0
-        is_cut = ended.code not in (0, pycurl.E_WRITE_ERROR)
+        error = ended.error_of(get)
         exchange.room = memoryview(b"")
         self._idle.append(exchange)
-        if is_right:
+        if not error:
             return taken(body, received_bytes, "", made)
         self.give_back(body)
-        taken(None, received_bytes, Unreachable.code if is_cut else OriginError.code, made)
+        taken(None, received_bytes, error, made)
 
     def _take_buffer(self, size_bytes: int) -> bytearray:
         buffer = self._buffers.pop() if self._buffers else bytearray()

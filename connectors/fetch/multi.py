@@ -18,7 +18,9 @@ from typing import Any, Final
 import msgspec
 import pycurl
 
+from cachefs.core.errors import OriginError, Unreachable
 from connectors.fetch.exchange import Exchange
+from connectors.fetch.request import HttpRequest
 
 _EVENTS: Final = {
     pycurl.POLL_IN: select.EPOLLIN,
@@ -34,6 +36,14 @@ class Ended(msgspec.Struct, frozen=True):
     exchange: Exchange
     code: int
     text: str
+
+    def error_of(self, get: HttpRequest) -> str:
+        """Returns "" if the reply is the expected one and complete, else the code of an error."""
+        exchange = self.exchange
+        if self.code not in (0, pycurl.E_WRITE_ERROR):
+            return Unreachable.code
+        is_right = self.code == 0 and get.is_answer(exchange.head) and exchange.left == 0
+        return "" if is_right else OriginError.code
 
 
 class Multi:

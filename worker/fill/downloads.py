@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import os
 import time
@@ -20,7 +19,7 @@ from connectors.download.messages import Report
 from connectors.fetch.request import NOT_SENT, NewConnections, RangeRequest
 from worker.fill.source import Source
 from worker.fill.transfer import DiskFault, Transfer
-from worker.runtime.threads import Done, Threads
+from worker.runtime.threads import Done, LoopCallbackQueue, Threads
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,15 @@ class Downloads:
     """The downloads of one tier. `openers` open the files, where that may block; None: the loop
     does. `processes` is the most at once."""
 
-    def __init__(self, source: Source, openers: Threads | None, processes: int = PROCESSES) -> None:
+    def __init__(
+        self,
+        source: Source,
+        openers: Threads | None,
+        wake: LoopCallbackQueue,
+        processes: int = PROCESSES,
+    ) -> None:
         self._source = source
+        self._wake = wake
         self._openers = openers
         self._processes = processes
         self._loop = asyncio.get_running_loop()
@@ -62,7 +68,6 @@ class Downloads:
         self._timer: asyncio.Handle | None = None
         self._is_closed = False
         self._in_flight = 0
-        self._ends: collections.deque[Callable[[], None]] = collections.deque()
         self._failures = 0  # of processes, since a download succeeded
         self._retry_at_s = float("-inf")
         self._started_s = float("-inf")  # the last download
@@ -196,18 +201,7 @@ class Downloads:
         """Ends a download in the next turn of the loop."""
         self._in_flight -= 1
         downloader.assigned -= 1
-        self._ends.append(tell)
-        if len(self._ends) == 1:
-            self._loop.call_soon(self._end_all)
-
-    def _end_all(self) -> None:
-        """Ends downloads. After one that fails, the others end in the next turn of the loop."""
-        try:
-            while self._ends:
-                self._ends.popleft()()
-        finally:
-            if self._ends:
-                self._loop.call_soon(self._end_all)
+        self._wake.call(tell)
 
 
 class _Download:

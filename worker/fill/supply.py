@@ -68,7 +68,7 @@ def make_supply(
     return Supply(
         source=source,
         small=SmallReads(source, None if in_memory else fetchers),
-        downloads=Downloads(source, None if in_memory else loaders),
+        downloads=Downloads(source, None if in_memory else loaders, wake),
         fetchers=fetchers,
         askers=Threads("ask", config.ask_threads, wake),
         loaders=loaders,
