@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import textwrap
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
 from tests.services.transcript import Transcript
+from worker.store.directory import TierDirectory
 
 COMMAND_LIMIT_S = 60.0
 LOG_SHOWN = 40  # lines of each log of a test that failed
@@ -234,6 +236,19 @@ def tail(text: str) -> str:
     lines = text.splitlines()
     left_out = [f"[{len(lines) - LOG_SHOWN} earlier lines]"] if len(lines) > LOG_SHOWN else []
     return "\n".join([*left_out, *(line[:LINE_SHOWN] for line in lines[-LOG_SHOWN:])])
+
+
+@pytest.fixture(params=["memory", "disk"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A directory for a tier: one in memory, and one on a disk (or taken for that)."""
+    if request.param == "disk":
+        monkeypatch.setattr(TierDirectory, "in_memory", False)
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ import contextlib
 import errno
 import os
 import random
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -36,29 +34,12 @@ from worker.tier.entry import Entry
 SMALL = 1000
 LARGE = 20 * MIB + 12_345
 SEED = random.SystemRandom().getrandbits(32)
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
 def origin() -> Iterator[SmallOrigin]:
     with SmallOrigin() as made:
         yield made
-
-
-@pytest.fixture(params=["memory", "disk"])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """A directory in memory, and one on a disk (or taken for that)."""
-    if request.param == "disk":
-        monkeypatch.setattr(TierDirectory, "in_memory", False)
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="downloads-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 def run(origin: SmallOrigin, script: Awaitable[None]) -> None:

@@ -8,8 +8,6 @@ import contextlib
 import errno
 import os
 import random
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -47,29 +45,12 @@ from worker.store.holds import Hold
 
 SMALL = 110 << 10
 SEED = random.SystemRandom().getrandbits(32)
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
 def origin() -> Iterator[SmallOrigin]:
     with SmallOrigin() as made:
         yield made
-
-
-@pytest.fixture(params=["memory", "disk"])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """A directory in memory, and one on a disk (or taken for that)."""
-    if request.param == "disk":
-        monkeypatch.setattr(TierDirectory, "in_memory", False)
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="small-reads-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @pytest.fixture
