@@ -112,11 +112,17 @@ def way_of(kind: str) -> Way:
 
 def _open_cached(dir_fd: int, name: str) -> int:
     """Returns a descriptor; -1 when the file is absent, when the kernel would have to read a
-    directory from the disk, or when it has no RESOLVE_CACHED."""
-    fd: int = _syscall(_OPENAT2, dir_fd, name.encode(), _HOW, len(_HOW))
-    if fd >= 0:
-        return fd
-    number = ctypes.get_errno()
+    directory from the disk, or when it has no RESOLVE_CACHED.
+
+    EAGAIN is tried again once: a mount or unmount anywhere on the machine during the lookup causes
+    it, too (`try_to_unlazy` in fs/namei.c), and the server may be dead at that time."""
+    number = errno.EAGAIN
+    for _ in range(2):
+        fd: int = _syscall(_OPENAT2, dir_fd, name.encode(), _HOW, len(_HOW))
+        if fd >= 0:
+            return fd
+        if (number := ctypes.get_errno()) != errno.EAGAIN:
+            break
     if number in _ABSENT or number in _UNKNOWN:
         return -1
     raise OSError(number, os.strerror(number))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,11 +128,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @contextlib.contextmanager
 def node_for(root: Path, transport: str) -> Iterator[Mounted]:
-    """The node's files are on tmpfs, where opening what is published asks nobody."""
-    with (
-        tempfile.TemporaryDirectory(prefix="cachefs-test-", dir="/dev/shm") as memory,
-        FakeNode(Path(memory)) as node,
-    ):
+    with FakeNode() as node:
         mounted = Mounted(node, root, transport)
         node.listen(root / "node.sock")
         try:

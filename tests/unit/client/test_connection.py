@@ -25,7 +25,7 @@ LOOKUP = m.Lookup(NAMESPACE, ROOT_INO, b"a")
 
 @pytest.fixture
 def node(tmp_path: Path) -> object:
-    with FakeNode(tmp_path / "node") as node:
+    with FakeNode() as node:
         node.add_file("a", b"x" * 100, published=False)
         node.listen(tmp_path / "node.sock")
         yield node
@@ -271,7 +271,7 @@ def test_a_server_that_ends_before_it_accepts(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_greet(tmp_path: Path) -> None:
-    with FakeNode(tmp_path / "node") as node:
+    with FakeNode() as node:
         node.scripts[m.Hello] = lambda _: (m.Done(), None)
         node.listen(tmp_path / "node.sock")
 

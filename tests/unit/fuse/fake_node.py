@@ -8,6 +8,7 @@ import bisect
 import contextlib
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -47,12 +48,15 @@ def assert_no_more_descriptors(before: set[str], limit_s: float = 20.0) -> None:
 
 
 class FakeNode:
-    """Owns a directory. Use as a context manager: it closes every socket at its end."""
+    """Owns a directory on tmpfs: on a disk, any mount or unmount on the machine can make an open of
+    a published file go to the server. Use as a context manager: it closes every socket at its end.
+    """
 
-    def __init__(self, directory: Path) -> None:
-        self.pub = directory / "pub"
-        self.cache = directory / "cache"
-        self.pub.mkdir(parents=True)
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="cachefs-test-", dir="/dev/shm")
+        self.pub = Path(self._directory.name, "pub")
+        self.cache = Path(self._directory.name, "cache")
+        self.pub.mkdir()
         self.cache.mkdir()
         self.valid_for_s = 60.0
         self.keeps_complete = True  # as servers did that know no `complete_needs_no_release`
@@ -189,6 +193,7 @@ class FakeNode:
         for gate in self.gates.values():
             gate.set()
         self.cut()
+        self._directory.cleanup()
 
     def socket(self) -> socket.socket:
         """The client's end of a new session."""

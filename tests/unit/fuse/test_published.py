@@ -119,6 +119,19 @@ def test_the_file_system_of_a_descriptor_is_found_without_asking_it(folder: Path
     os.close(writing)
 
 
+def test_a_mount_elsewhere_during_the_lookup_does_not_send_an_open_to_the_server(
+    pub: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives up such a lookup with EAGAIN."""
+    answers = [-1, 77]
+    monkeypatch.setattr(published, "_syscall", lambda *_: answers.pop(0))
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EAGAIN)
+    assert published._open_cached(pub, "published") == 77
+    answers = [-1, -1, 77]
+    assert published._open_cached(pub, "published") == -1, "a lookup of a name that is not cached"
+    assert answers == [77]
+
+
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOSYS, errno.EPERM, errno.EINVAL])
 def test_a_kernel_that_would_wait_or_knows_no_openat2(
     pub: int, number: int, monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,7 @@ def test_a_file_system_of_a_directory(tmp_path: Path) -> None:
                     vfs.close()
                 nursery.cancel_scope.cancel()
 
-    with FakeNode(tmp_path / "node") as node:
+    with FakeNode() as node:
         mounted[0] = node.add_dir("d")
         node.add_dir("d/sub")
         node.add_file("d/sub/file", b"bytes")

@@ -138,7 +138,7 @@ def values() -> Negotiated:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[FakeNode]:
-    with FakeNode(tmp_path / "node") as node:
+    with FakeNode() as node:
         node.add_dir("d")
         node.add_file("d/warm", b"warm bytes")
         node.add_file("d/cold", b"cold bytes", published=False)
