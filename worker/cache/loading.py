@@ -31,7 +31,7 @@ class CacheLoading:
 
     def expect_downloads(self) -> None:
         """Prepares for downloads of large files, which are likely to follow soon: the start of a
-        process takes as long as the download of some 100 MB."""
+        process takes as long as the download of some 130 MB."""
         for tier in self._tiers.in_service()[:1]:
             tier.expect_downloads()
 
