@@ -104,7 +104,10 @@ def test_directories_that_cannot_be_covered_are_not_kept() -> None:
     counts.count(b"b", 9_000_000, 10, [True])
     totals = counts.totals()
     assert [*totals] == [b"a"]
-    assert (totals[b"a"].files, totals[b"a"].directories) == (4 * VIEW_LEAST_FILES, 2 * VIEW_LEAST_FILES + 1)
+    assert (totals[b"a"].files, totals[b"a"].directories) == (
+        4 * VIEW_LEAST_FILES,
+        2 * VIEW_LEAST_FILES + 1,
+    )
 
 
 def test_nothing_meets_what_an_operator_froze() -> None:
