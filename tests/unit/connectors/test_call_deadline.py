@@ -16,6 +16,7 @@ from connectors.call_threads import CallThreads
 from connectors.compose import decorate
 from connectors.deadline import bounded
 from connectors.meter import Meter
+from connectors.pages import closing
 from tests.services.memory import MemoryConnector
 from tests.services.processes import wait_until
 
@@ -148,6 +149,22 @@ def test_a_page_that_hangs_is_waited_for_again(memory: MemoryConnector) -> None:
     found = [entry.name for page in (first, *listing) for entry in page.entries]
     assert found == [b"%04d" % number for number in range(25)]
     assert memory.calls["page"] == 2
+
+
+def test_a_closed_listing_has_no_more_pages_and_leaves_one_that_hangs(
+    memory: MemoryConnector,
+) -> None:
+    source = over(memory)
+    with closing(source.list_dir(b"d")) as listing:
+        next(listing)
+    assert [*listing] == []
+    with closing(source.list_dir(b"d")) as listing:
+        next(listing)
+        hang(memory, "page", lambda: next(listing))
+    assert source._threads.lost == 1
+    memory.unblock()
+    wait_until(lambda: source._threads.lost == 0, "no lost thread")
+    assert memory.calls["page"] == 1
 
 
 class StuckBody:
