@@ -60,7 +60,7 @@ class TaskBatch:
 
     def in_flight_bytes(self, place: int, cached_bytes: int) -> int:
         """Returns how many bytes of a part in progress count: those of the primary owner. Only its
-        result says that the part is complete; until then its last byte does not count."""
+        result shows that the part is complete; until then its last byte does not count."""
         part = self.parts[place] if 0 <= place < len(self.parts) else None
         if part is None or part.rank or not part.load or part.is_void:
             return 0

@@ -150,7 +150,7 @@ class ViewPolicies(NamedTuple):
         return next((self.said[one] for one in above(path) if one in self.said), NEVER)
 
     def is_whole(self, path: bytes) -> bool:
-        """Returns whether nothing below a path says `never`."""
+        """Returns whether no path below has the policy `never`."""
         return not any(view == NEVER and is_below(one, path) for one, view in self.said.items())
 
 
@@ -312,7 +312,7 @@ def gives_way(
 ) -> int | None:
     """Returns the number of the view that gives way to data that found no room. `replaces`: such
     data takes the place of what was used longest ago (`oldest_use_s`: of all but views); a view
-    goes if its last use is older. Else a view goes once it was idle for long."""
+    gives way if its last use is older. Else a view gives way once it was idle for long."""
     oldest = min(views, key=lambda one: one.used_s, default=None)
     if oldest is None:
         return None
