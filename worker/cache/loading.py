@@ -60,6 +60,11 @@ class CacheLoading:
                 return other.loading.load(load)
         load.ended(loaded)
 
+    def cached_bytes(self, file: TaskFile) -> int:
+        """Returns the cached bytes of a file that is being loaded, in the tier that has most of it.
+        Looks at no disk."""
+        return max((one.loading.cached_bytes(file) for one in self._tiers.in_service()), default=0)
+
     def bring_ahead(
         self,
         origin: Origin,

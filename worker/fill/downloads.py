@@ -207,13 +207,13 @@ class Downloads:
         """Ends a download in the next turn of the loop."""
         self._in_flight -= 1
         downloader.assigned -= 1
-        self._wake.call(tell)
+        self._wake.call_from_loop(tell)
 
 
 class _Download:
     """One download."""
 
-    __slots__ = ("_ask", "_downloader", "_downloads", "_received_bytes", "_wanted")
+    __slots__ = ("_ask", "_downloader", "_downloads", "_wanted")
 
     def __init__(
         self, downloads: Downloads, downloader: Downloader, wanted: MissingPart, ask: RangeRequest
@@ -222,7 +222,6 @@ class _Download:
         self._downloader = downloader
         self._wanted = wanted
         self._ask = ask
-        self._received_bytes = 0
 
     def opened(self, fd: int | None, error: BaseException | None) -> None:
         """Begins, with the file."""
@@ -243,9 +242,7 @@ class _Download:
         self._downloads.turn_soon()
 
     def _on_report(self, report: Report) -> None:
-        size_bytes = report.received_bytes - self._received_bytes
-        self._received_bytes = report.received_bytes
-        self._wanted.transfer.downloaded(size_bytes, report.checksums)
+        self._wanted.transfer.downloaded(report.received_bytes, report.checksums)
         if report.code is not None:
             self._downloads.end_soon(self._downloader, lambda: self._end(report))
 
