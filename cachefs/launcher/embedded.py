@@ -188,6 +188,8 @@ class EmbeddedSources:
         if body.sync_interval_s != source.sync_interval_s:
             interval = format_duration(source.sync_interval_s)
             warning = f"the running server keeps its sync interval of {interval}"
+        if self._cache is not None and source.connector.capabilities.requests:
+            self._cache.expect_downloads()
         return m.Attached(source.master.namespace, found.inode, warning)
 
     async def open(self, spec: UfsSpec, sync_interval_s: float) -> Source:

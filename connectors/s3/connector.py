@@ -61,6 +61,7 @@ READING: Final = Capabilities(
     identity=Identity.CONTENT,
     refuses_other_versions=True,
     mtime_precision_ns=10**9,
+    requests=True,
 )
 
 

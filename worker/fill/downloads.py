@@ -27,7 +27,7 @@ AT_ONCE: Final = 64
 PROCESSES: Final = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 BUSY: Final = 8  # downloads of a process: then another one may help
 QUIET_S: Final = 0.1  # between reports of pages that no reader waits for
-IDLE_S: Final = 15.0  # then the processes are ended, with their connections
+IDLE_S: Final = 60.0  # then the processes are ended, with their connections
 RETRY_S: Final = 5.0  # after a process could not be started, or ended; doubles each time
 MOST_RETRY_S: Final = 600.0
 
@@ -70,7 +70,7 @@ class Downloads:
         self._in_flight = 0
         self._failures = 0  # of processes, since a download succeeded
         self._retry_at_s = float("-inf")
-        self._started_s = float("-inf")  # the last download
+        self._started_s = float("-inf")  # the last download, or when one was expected
 
     def start(self, wanted: MissingPart) -> bool:
         """Downloads what a transfer misses. Its call-backs follow after this has returned. Returns
@@ -91,6 +91,12 @@ class Downloads:
         else:
             self._openers.submit(wanted.open, done=one.opened)
         return True
+
+    def expect(self) -> None:
+        """Starts a process, unless one runs, since downloads are likely to follow soon."""
+        self._started_s = self._loop.time()
+        if not self._running:
+            self._start_process()
 
     def _request(self, wanted: MissingPart) -> RangeRequest | None:
         offset, size = wanted.transfer.range
