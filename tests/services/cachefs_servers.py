@@ -12,8 +12,10 @@ forked supervisor forks the clients.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
+import functools
 import json
 import os
 import runpy
@@ -22,7 +24,7 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -53,30 +55,73 @@ class Servers:
 
     def __init__(self, commands: forks.Forks) -> None:
         self._sockets: dict[str, socket.socket] = {}
-        for module in MODULES:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._sockets[module] = ours
+        pairs = {module: _pair() for module in MODULES}
+        self._sockets.update({module: ours for module, (ours, _) in pairs.items()})
+        for module, (_, theirs) in pairs.items():
             commands.once(theirs, self._starter(module))
 
     def _starter(self, module: str) -> Callable[[socket.socket], None]:
-        def start(theirs: socket.socket) -> None:
-            fds = [theirs.fileno()]
-            if module == SUPERVISOR:
-                fds.append(self._sockets[CLIENT].fileno())
-            subprocess.Popen(
-                [sys.executable, "-I", __file__, module, *map(str, fds)],
-                env={**os.environ, _ROOM: "x" * _ENVIRONMENT_BYTES},
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
-            ).returncode = 0  # it ends when no socket to it is left
-
-        return start
+        clients = self._sockets[CLIENT] if module == SUPERVISOR else None
+        return lambda theirs: _start(module, theirs, clients)
 
     def replace_starts(self) -> None:
         """Has the launcher of this process fork servers and clients."""
         from cachefs.launcher import processes
 
         vars(processes).update(subprocess=_module(self._sockets, foreground=False))
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _start(module: str, requests: socket.socket, clients: socket.socket | None) -> None:
+    """Starts the process that forks a module; it ends when no other end of its socket is left."""
+    fds = [sock.fileno() for sock in (requests, clients) if sock is not None]
+    process = subprocess.Popen(
+        [sys.executable, "-I", __file__, module, *map(str, fds)],
+        env={**os.environ, _ROOM: "x" * _ENVIRONMENT_BYTES},
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        start_new_session=True,  # an interrupt of the tests is none of it
+    )
+    process.returncode = 0  # keeps Popen from warning about a running child
+
+
+@functools.cache
+def _sockets_here(module: str) -> socket.socket:
+    """The socket to this process's own process that forks a module."""
+    clients = _sockets_here(CLIENT) if module == SUPERVISOR else None
+    ours, theirs = _pair()
+    with theirs:
+        _start(module, theirs, clients)
+    return ours
+
+
+def fork_started(module: str, document: int) -> ForkedProcess:
+    """Forks a module for the tests themselves. `document`: the standard input."""
+    return ForkedProcess(
+        _sockets_here(module),
+        [sys.executable, "-I", "-m", module],
+        stdin=document,
+        stdout=subprocess.PIPE,
+        cwd=os.getcwd(),
+        pass_fds=(),
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def forked_server() -> Iterator[None]:
+    """Has the launcher in the tests' own process fork the server of a mount."""
+    from cachefs.launcher import processes
+
+    sockets = {processes.SERVER_MODULE: _sockets_here(processes.SERVER_MODULE)}
+    vars(processes).update(subprocess=_module(sockets, foreground=False))
+    try:
+        yield
+    finally:
+        vars(processes).update(subprocess=subprocess)
 
 
 def _module(sockets: dict[str, socket.socket], *, foreground: bool) -> Any:
@@ -115,7 +160,7 @@ class ForkedProcess:
         assert start_new_session
         self.returncode: int | None = None
         self.stdout: IO[bytes] | None = None
-        self._answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answer, theirs = _pair()
         output = os.open(os.devnull, os.O_RDWR)
         if stdout == subprocess.PIPE:
             os.close(output)
@@ -156,10 +201,16 @@ class ForkedProcess:
             self._answer.close()
         return self.returncode
 
-    def terminate(self) -> None:
-        """Sends SIGTERM, unless it has ended."""
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _own_umask() -> int:
