@@ -14,6 +14,7 @@ from connectors.base import Body, Connector, Page
 from connectors.call_threads import Call, CallThreads
 from connectors.deadline import LEAST_BYTES_PER_S, until
 from connectors.decorator import Decorator
+from connectors.pages import ClosableListing
 from connectors.writing import WRITES, Expectation, writer_of
 
 T = TypeVar("T")
@@ -97,7 +98,8 @@ class Deadline(Decorator):
 
 class _Listing:
     """The pages of a listing. If a page hangs, the following `next` waits for the same call, since
-    `inner` is for one thread. A dropped listing leaves its call; for one thread, like `inner`."""
+    `inner` is for one thread. A closed listing leaves a call that hangs, and then does not close
+    `inner`; for one thread, like `inner`."""
 
     def __init__(
         self, inner: Iterator[Page], threads: CallThreads, until_s: Callable[[], float]
@@ -123,6 +125,11 @@ class _Listing:
         if page is None:
             raise StopIteration
         return page
+
+    def close(self) -> None:
+        """Ends the listing. Idempotent."""
+        if self._call is None and isinstance(self._inner, ClosableListing):
+            self._inner.close()
 
 
 class _DeadlineBody:

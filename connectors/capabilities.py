@@ -56,4 +56,5 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     # `Entry.names_changed_ns` changes when a name is added to a directory, removed from it, or
     # given to another file.
     directory_times: bool = False
+    requests: bool = False  # `ask` may return a request, so that processes download large files
     writing: Writing | None = None

@@ -24,7 +24,7 @@ AHEAD_LIMIT_S: Final = 5.0
 
 class PageReplies:
     """The replies of one listing, by the token of the page; "": the first page. For one thread.
-    Dropping it ends the request in flight."""
+    The listing closes it (`connectors.pages.closing`)."""
 
     def __init__(
         self,

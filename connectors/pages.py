@@ -2,12 +2,14 @@
 
 A generator ends at its first exception, and the next call would look like the end of the listing.
 So a listing that may raise a retryable error is a `Pages`, and each wrapper a `WrappedPages`.
+The reader of a listing uses `closing`, since the listing may have a request in flight.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -16,12 +18,40 @@ from connectors.base import Page
 State = TypeVar("State")
 
 
+@runtime_checkable
+class ClosableListing(Protocol):
+    """A listing that has something to release, as a generator may."""
+
+    def close(self) -> None:
+        """Ends the listing. Idempotent; for the thread of the listing."""
+
+
+@contextlib.contextmanager
+def closing(pages: Iterator[Page]) -> Iterator[Iterator[Page]]:
+    """Ends the listing with the block, read to its end or not."""
+    try:
+        yield pages
+    finally:
+        if isinstance(pages, ClosableListing):
+            pages.close()
+
+
+def _nothing() -> None:
+    """Releases nothing."""
+
+
 class Pages(Generic[State]):
     """Pages from `fetch(state) -> (page, next state or None at the end)`; the first state is None.
-    If `fetch` raises, the following `next` fetches the same page again. For one thread."""
+    If `fetch` raises, the following `next` fetches the same page again. `close` releases what
+    `fetch` uses. For one thread."""
 
-    def __init__(self, fetch: Callable[[State | None], tuple[Page, State | None]]) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[State | None], tuple[Page, State | None]],
+        close: Callable[[], None] = _nothing,
+    ) -> None:
         self._fetch = fetch
+        self._close = close
         self._state: State | None = None
         self._done = False
 
@@ -35,6 +65,11 @@ class Pages(Generic[State]):
             if page.entries or page.hidden:
                 return msgspec.structs.replace(page, last=True) if self._done else page
         raise StopIteration
+
+    def close(self) -> None:
+        """Ends the listing. Idempotent."""
+        self._done = True
+        self._close()
 
 
 class WrappedPages:
@@ -54,3 +89,8 @@ class WrappedPages:
         if page is None:
             raise StopIteration
         return page
+
+    def close(self) -> None:
+        """Ends the listing. Idempotent."""
+        if isinstance(self._inner, ClosableListing):
+            self._inner.close()

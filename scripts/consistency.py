@@ -115,8 +115,8 @@ def _versions(declared: Capabilities) -> Iterator[Row]:
         text = "A read names its version: the store refuses another one."
         yield "a read while the file is replaced", text, "C-refuses"
     else:
-        text = "The store reads what is there. The version is compared before any byte is used: "
-        text += "another one is never read for the opened one."
+        text = "The version of the bytes is compared before any of them is used: another version "
+        text += "is never read for the opened one."
         yield "a read while the file is replaced", text, "C-compares"
     exact = SECONDS.get(declared.mtime_precision_ns, "a nanosecond")
     yield "times of files", f"They are exact to {exact}.", "C-times"
@@ -138,14 +138,14 @@ def _names(declared: Capabilities) -> Iterator[Row]:
         text = "They are the store's, empty ones too if it has them."
         yield "directories", text, "C-directories"
     else:
-        text = "A directory is there while a key is below it: an empty one is not shown."
+        text = "A directory exists while a key is below it: an empty one is not shown."
         yield "directories", text, "C-no-directories"
     if declared.ordered_listings:
-        text = "Names come in order, and are seen while the listing goes on."
-        yield "a listing that is under way", text, "C-ordered"
+        text = "The store lists names in order. They are shown before the listing has ended."
+        yield "an unfinished listing", text, "C-ordered"
     else:
-        text = "Names are sorted on disk, and are seen once the store has listed them all."
-        yield "a listing that is under way", text, "C-unordered"
+        text = "Names are sorted on disk. They are shown once the store has listed all of them."
+        yield "an unfinished listing", text, "C-unordered"
     if declared.posix_attributes:
         yield "owner, group and mode", "They are the store's.", "C-posix"
     else:

@@ -100,11 +100,11 @@ def _failure_causes(place: Place, job: JobStatus) -> list[str]:
 def _next_command(place: Place, job: JobStatus) -> list[str]:
     """Returns the command that continues or repairs the job, if one exists."""
     if job.state is JobState.STOPPED:
-        return [f"`cachefs jobs resume {job.job} {place.named}` goes on"]
+        return [f"`cachefs jobs resume {job.job} {place.named}` continues it"]
     if job.state is not JobState.FAILED:
         return []
     if not job.listing_done or job.files_done + job.files_failed < job.files_found:
-        return [f"`cachefs jobs resume {job.job} {place.named}` goes on, once there is room"]
+        return [f"`cachefs jobs resume {job.job} {place.named}` continues it, once there is room"]
     return [f"`cachefs jobs retry {job.job} {place.named}` tries them again"]
 
 

@@ -343,8 +343,9 @@ class JobSettings(Answer, frozen=True):
 
 class Job(Answer, frozen=True):
     """A load job. `paths`: the first of them. Counts cover the selected files: `found` (final once
-    `listing_done`), `done` (cached now, by this job or otherwise) and `failed`. `bytes_fetched`:
-    from the origin for this job. `eta_s`: null if unknown. `…_at_s`: Unix time; 0: not yet."""
+    `listing_done`), `done` (cached now, by this job or otherwise) and `failed`. `bytes_done`
+    includes what is cached of files in progress; `bytes_fetched`, from the origin for this job,
+    does not. `eta_s`: null if unknown. `…_at_s`: Unix time; 0: not yet."""
 
     job: int
     state: JobState

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from cachefs.core import errors
-from cachefs.core.jobs import Task, TaskResult
+from cachefs.core.jobs import FileProgress, Task, TaskResult
 from cachefs.core.messages import (
     AddJobPaths,
     ControlJob,
@@ -338,7 +338,8 @@ class Work(Message, frozen=True):
     now, at least 64 KiB a file. `wait_s`: how long the master waits for a task. `seen`: the
     greatest task number received in this run, 0: none, -1: not sent. The reply repeats later tasks,
     which were lost, with the same numbers. `capacity_bytes`: of the worker's cache (-1: not sent).
-    A new poll of a worker ends the wait of its previous one."""
+    `progress`: of files in unfinished tasks; it replaces that of the previous poll. A new poll of a
+    worker ends the wait of its previous one."""
 
     worker: str
     run: str
@@ -347,6 +348,7 @@ class Work(Message, frozen=True):
     wait_s: float = 0.0
     seen: int = -1
     capacity_bytes: int = -1
+    progress: list[FileProgress] = msgspec.field(default_factory=list)
 
 
 class Worked(Message, frozen=True):

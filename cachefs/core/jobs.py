@@ -20,7 +20,7 @@ MAX_JOB_PATHS: Final = 10_000_000
 FAILURES_PER_REPLY: Final = 500
 FAILURES_BYTES: Final = 128 << 10  # in a reply: fits into a frame
 TASK_FILES: Final = 64  # of one task, at most
-TASK_BYTES: Final = 8 << 20  # a task ends with the file that exceeds it; progress is by tasks
+TASK_BYTES: Final = 8 << 20  # a task ends with the file that exceeds it
 HOLD_S: Final = 24 * 3600.0  # longest protection of a loaded file that was not read yet
 LEASE_S: Final = 30.0  # a worker that does not poll for this time loses its tasks
 PRIORITIES: Final = ("low", "normal", "high")
@@ -57,8 +57,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobStatus(msgspec.Struct, frozen=True):
     """A job's status, for people. `paths`: the first of them. Counts cover the selected files:
     `found` (final once `listing_done`), `done` (cached now, by this job or otherwise) and `failed`.
-    `bytes_fetched`: from the origin for this job. `eta_s`: None if unknown. `…_at_s`: wall
-    clock."""
+    `bytes_done` includes what is cached of files in progress; `bytes_fetched`, from the origin for
+    this job, does not. `eta_s`: None if unknown. `…_at_s`: wall clock."""
 
     job: int
     state: JobState
@@ -145,6 +145,14 @@ class Room(msgspec.Struct, frozen=True, array_like=True, gc=False):
     held_bytes: int  # loaded and still protected
     pinned_bytes: int  # known to be pinned, from the master's refusals
     busy_bytes: int  # open, being read or filled
+
+
+class FileProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The bytes that are cached of the file at `place` in the unfinished task `number`."""
+
+    number: int
+    place: int
+    cached_bytes: int
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,6 +1,6 @@
 """The mount namespaces of this machine's processes, and calls inside one of them.
 
-A call runs in a thread of its own, which enters the namespace and the root of a process. `proc` is
+A call runs in a separate thread, which enters the namespace and the root of a process. `proc` is
 a descriptor of this process's directory in /proc: the other root may have none, or another one.
 """
 

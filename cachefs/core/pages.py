@@ -64,9 +64,13 @@ class PageMap:
 
     @property
     def present_bytes(self) -> int:
+        return self.bytes_in(0, page_count(self.size_bytes))
+
+    def bytes_in(self, first: int, end: int) -> int:
+        """Returns the size of the cached pages in [first, end)."""
         count = page_count(self.size_bytes)
-        whole = self.present_count * PAGE_BYTES
-        if count and self.has(count - 1):
+        whole = (self.bits >> first & ((1 << (end - first)) - 1)).bit_count() * PAGE_BYTES
+        if first < count <= end and self.has(count - 1):
             whole -= count * PAGE_BYTES - self.size_bytes
         return whole
 

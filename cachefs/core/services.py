@@ -84,7 +84,7 @@ class MetadataService(Protocol):
         self, ino: int, *, shows_unlisted: bool = False
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """Yields like `walk`, from the store only, never from the origin. All below a directory
-        comes together. `shows_unlisted`: also the directories that were never listed, with `/` at
+        arrives together. `shows_unlisted`: also the directories that were never listed, with `/` at
         the end of their paths. Raises Unsupported if the master cannot show them."""
 
     def ufs(self, key: str) -> UfsSpec: ...

@@ -33,7 +33,7 @@ class Uncover(Message, frozen=True):
 
 
 class CoverChanged(Message, frozen=True):
-    """Reports that a cover was laid or removed, was found gone, or could not be laid (`reason`).
+    """Reports that a cover was laid or removed, was found missing, or could not be laid (`reason`).
     Before Attach a client sends one for each cover that its mount has, if Welcome has `covers`: a
     server that was started again then knows them before it changes anything. Not answered, but for
     a view that is unknown or not current the server sends Uncover, before it answers Attach."""
@@ -54,8 +54,8 @@ class Freeze(Message, frozen=True):
 
 
 class Thaw(Message, frozen=True):
-    """Removes the view of a directory. Answered by Done when its covers are gone, and recorded that
-    it is no view any more. The worker then returns its files to admission. Raises NotFound."""
+    """Removes the view of a directory. Answered by Done when its covers were removed, and recorded
+    that it is no view any more. The worker then returns its files to admission. Raises NotFound."""
 
     namespace: NamespaceId
     path: bytes

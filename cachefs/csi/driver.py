@@ -178,7 +178,7 @@ def serve(spec: DriverSpec, on_ready: Callable[[], None]) -> int:
     timer = threading.Timer(EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
-    with contextlib.suppress(OSError):  # a socket whose directory is gone
+    with contextlib.suppress(OSError):  # a socket whose directory was removed
         driver.stop()
     log.info("the driver ends")
     return 0

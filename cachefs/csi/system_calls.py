@@ -30,8 +30,8 @@ def bind_read_only(source: str, target: str, options: Iterable[str]) -> None:
 
 
 def detach(place: str) -> None:
-    """Unmounts lazily what is mounted at this place; whoever has it open keeps it. Does nothing if
-    nothing is. Raises CannotMount."""
+    """Unmounts lazily what is mounted at this place; processes with open files keep it. Does
+    nothing if nothing is. Raises CannotMount."""
     mounting.umount2(place, mounting.MNT_DETACH | mounting.UMOUNT_NOFOLLOW)
 
 

@@ -1,5 +1,5 @@
 """The holder's process: `python -I -m cachefs.holder DIRECTORY`. It listens at `holder.sock` in a
-private directory until SIGTERM, and keeps descriptors for processes of its own user.
+private directory until SIGTERM, and keeps descriptors for processes of the holder's user.
 
 It keeps a mount alive while the processes that serve it are replaced: /dev/fuse stays open. Nothing
 is written to a disk. After the end of a holder the processes that serve deposit again.
@@ -39,7 +39,7 @@ class Holder:
         try:
             sock, _ = listener.accept()
         except OSError:
-            return  # the peer has gone, or no descriptor is left: it tries again
+            return  # the peer has ended, or no descriptor is left: it tries again
         is_full = len(self._selector.get_map()) > MAX_CONNECTIONS
         if is_full or peer_credentials(sock)[1] != os.geteuid():
             return sock.close()

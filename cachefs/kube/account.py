@@ -1,6 +1,6 @@
 """How the controller proves itself to the API server: its service account, or a kubeconfig.
 
-kopf reads both. In a pod the environment tells the API server's address, and needs no name service
+kopf reads both. In a pod the environment has the API server's address, which needs no name service
 of the cluster. A service account's token is a file that Kubernetes renews: `headers` reads it
 again after `RENEW_S`, and `forget` at once.
 """
@@ -48,7 +48,7 @@ class Account:
         return self._info.as_ssl_context()
 
     def headers(self) -> dict[str, str]:
-        """Returns the headers of a request. Raises BadConfig if the account is gone."""
+        """Returns the headers of a request. Raises BadConfig if the account was removed."""
         if self._clock() - self._read_at > RENEW_S:
             self.forget()
         return dict(self._info.as_http_headers())

@@ -73,7 +73,7 @@ class ClaimHandler:
         await self._reporter.report([Event(events.of_claim(claim), type, reason, text)])
 
     async def handle_volume(self, name: str) -> float:
-        """Deletes a volume that this driver provisioned and whose claim is gone."""
+        """Deletes a volume that this driver provisioned and whose claim was removed."""
         volume = await self._api.find("PersistentVolume", ("", name))
         if volume is not None and volumes.is_released(volume):
             with contextlib.suppress(NotFound):

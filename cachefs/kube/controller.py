@@ -1,7 +1,7 @@
 """The controller: what its watches see becomes due, and is handled.
 
-Every handler looks at the current state, and not at what an event says has changed. So events may
-come twice, late, or be lost while nothing watches: objects are also looked at from time to time.
+A handler reads the current state and ignores the content of an event. So events may arrive twice,
+late, or be lost while nothing watches: the controller also checks objects from time to time.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Controller:
         return self._datasets.by_key.get(key)
 
     async def _look(self, dataset: Dataset) -> float:
-        """Reads a Dataset that seems to be gone."""
+        """Reads a Dataset that seems to be removed."""
         self._gone(dataset.key, dataset.uid)
         thing = await self._api.find(DATASET, dataset.key)
         if thing is not None:

@@ -29,7 +29,7 @@ class WaitingPod(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """The gate goes."""
+    """The gate is removed."""
 
 
 class Shut(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""The master's admin API for the controller's event loop: blocking calls on threads of its own.
+"""The master's admin API for the controller's event loop: blocking calls on separate threads.
 
 Calls that wait for an origin (attach, policies) have other threads than those that do not: sources
-that cannot be reached must not delay the loads of others. A call that was cancelled goes on in its
+that cannot be reached must not delay the loads of others. A cancelled call continues in its
 thread; every call may be repeated.
 """
 

@@ -18,8 +18,9 @@ AWAY_S: Final = 2.0  # between two requests while it does not answer
 
 
 class MasterView:
-    """The view. `changed` is called with the paths whose sources came, went or have another
-    warning; with None if the master went away or came back. Belongs to one event loop."""
+    """The view. `changed` is called with the paths whose sources were added, removed or have
+    another warning; with None if the master stops or starts answering. Belongs to one event
+    loop."""
 
     def __init__(self, calls: MasterCalls, changed: Callable[[Iterable[str] | None], None]) -> None:
         self._calls = calls
@@ -28,13 +29,13 @@ class MasterView:
         self.master: Master | None = None
 
     async def run(self) -> None:
-        """Asks the master until cancelled."""
+        """Reads the master's sources until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(AWAY_S if self.master and self.master.away else LOOK_S)
 
     async def look(self) -> None:
-        """Asks once. Raises nothing."""
+        """Reads the sources once. Raises nothing."""
         changes = self._changes
         try:
             sources = await self._calls.sources()

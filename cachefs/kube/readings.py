@@ -2,7 +2,7 @@
 
 A watch that began before the definition of Datasets changed shows objects by the former definition:
 without the fields that this did not know. The API server may keep such a watch for minutes, and the
-next watch goes on behind what the former one has shown.
+next watch continues after the last object of the former one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The next step of a Dataset: from its object and from what was seen, to one change. Pure.
 
-`plan` decides, and the controller takes the step, sees its result and asks again, until the step is
-`Wait`. It writes the status of a plan with a `Wait`, and before `Attach`: the object says what may
-have been made before it is made. So a controller that ends between any two steps leaves nothing
-that the next one would not find, and every step may be repeated.
+`plan` decides. The controller takes the step, reads its result and calls `plan` again, until the
+step is `Wait`. It writes the status of a plan with a `Wait`, and before `Attach`: the object names
+what may have been made before it is made. So a controller that ends between any two steps leaves
+nothing that the next one would not find, and every step may be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOPPED_S: Final = 5.0
 FAILED_S: Final = 30.0  # an operator may retry the job
 PODS_S: Final = 3.0
 TURN_S: Final = 5.0  # until the master may take another load
-GONE_S: Final = 1.0  # until a claim or a volume that is being deleted is gone
+GONE_S: Final = 1.0  # until the next look at a claim or a volume that is being deleted
 TAKEN_S: Final = 30.0
 RETRY: Final = -1.0  # after a time that grows with each failure
 NAMED_PODS: Final = 10
@@ -81,7 +81,7 @@ class Seen(msgspec.Struct, frozen=True):
     """What was seen while one Dataset is handled. None: not looked at yet."""
 
     master: Master | None = None
-    is_master_new: bool = False  # the master was asked for this Dataset
+    is_master_new: bool = False  # the master was read for this Dataset
     use: Use | None = None
     policy: Policy | None = None  # at the master, before `SetPolicy`
     job: Job | None = None
@@ -127,7 +127,7 @@ class Attach(msgspec.Struct, frozen=True):
 
 class SetPolicy(msgspec.Struct, frozen=True):
     """Sets these policies at the path, and no other. `is_changed`: True if others were set at the
-    master than the status says."""
+    master than the status has."""
 
     path: str
     policy: Policy
@@ -252,7 +252,7 @@ def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
 
 def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     """Plans the attachment. The status names the source before it is attached, and only where no
-    source of somebody else is."""
+    other source is."""
     if not status.source and not seen.is_master_new:
         return Plan(LookAtMaster(), status)
     if not status.source or status.holds(Type.ATTACHED):
@@ -301,7 +301,7 @@ def _reason(code: str) -> str:
 
 
 def _volume(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan | Status:
-    """Returns a plan for the volume and the claim; the status once both are there."""
+    """Returns a plan for the volume and the claim; the status once both exist."""
     if seen.objects is None:
         if status.holds(Type.VOLUME):
             return status
@@ -360,7 +360,7 @@ def _told_use(status: Status, use: Use | None) -> Status:
 
 
 def _resubmit(dataset: Dataset, seen: Seen, status: Status, key: str) -> Plan:
-    """Plans another job for one that somebody has forgotten, unless it had failed."""
+    """Plans another job for one that the master was made to forget, unless it had failed."""
     if status.phase is Phase.FAILED:
         return Plan(Wait(), status)
     return _submit(dataset, seen, status, key)

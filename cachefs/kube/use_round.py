@@ -20,7 +20,7 @@ from cachefs.kube.steps import Measured
 log = logging.getLogger(__name__)
 
 ROUND_S: Final = 300.0  # for all Datasets
-TIMES: Final = 50  # the pause after a measurement is so many times as long as it
+TIMES: Final = 50  # the pause after a measurement, in durations of the measurement
 
 
 class UseRound:
@@ -62,7 +62,7 @@ class UseRound:
 
 
 def pause_s(count: int, took_s: float) -> float:
-    """Returns the pause after one of so many measurements."""
+    """Returns the pause after one of `count` measurements, which took `took_s`."""
     return max(ROUND_S / count, TIMES * took_s)
 
 

@@ -1,7 +1,7 @@
 """`python -I -m cachefs.kube.volume_users`: the check before an uninstall of CacheFS.
 
 It fails while pods run with volumes of the driver, and names them. Otherwise it waits until the
-drivers have unmounted what lingers, as nobody does after them, and checks again.
+drivers have unmounted all volumes, since nothing unmounts them after that, and checks again.
 """
 
 from __future__ import annotations

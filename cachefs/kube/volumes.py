@@ -307,7 +307,7 @@ def _volume(claim: Object, storage_class: Object, path: str) -> Object:
                 "name": metadata["name"],
                 "uid": metadata["uid"],
             },
-            # A pod may have two claims of one path: each volume has a handle of its own.
+            # A pod may have two claims of one path: each volume has its own handle.
             "csi": {
                 "driver": DRIVER,
                 "volumeHandle": f"pvc-{metadata['uid']}",

@@ -33,7 +33,7 @@ class Pauses:
 
 
 async def watch(controller: Controller, ready: asyncio.Event) -> None:
-    """Watches until it is cancelled, or a stop signal comes, and sets `ready` once it begins.
+    """Watches until a cancellation or a stop signal, and sets `ready` once it begins.
     Raises what kopf cannot deal with. kopf cancels every task that was made after it began."""
     logging.getLogger("kopf").setLevel(logging.WARNING)
     await kopf.operator(

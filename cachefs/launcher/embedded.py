@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, InUse, NoSpace, NotFound, Unavailable
+from cachefs.core.errors import InUse, NoSpace, NotFound, Unavailable
 from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
@@ -188,6 +188,8 @@ class EmbeddedSources:
         if body.sync_interval_s != source.sync_interval_s:
             interval = format_duration(source.sync_interval_s)
             warning = f"the running server keeps its sync interval of {interval}"
+        if self._cache is not None and source.connector.capabilities.requests:
+            self._cache.expect_downloads()
         return m.Attached(source.master.namespace, found.inode, warning)
 
     async def open(self, spec: UfsSpec, sync_interval_s: float) -> Source:
@@ -391,16 +393,14 @@ def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
     ready = ReadyPipe(spec.launch_fds)
     malloc_tuning.settle()
-    try:
+
+    def serve() -> None:
         directory = StateHome(Path(spec.home)).source_dir(spec.source) / "log"
         directory.mkdir(mode=0o700, exist_ok=True)
         log_to(str(directory / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)
         asyncio.run(run(spec, ready))
-    except CacheFSError as err:
-        log.error("%s", err.one_line())
-        ready.say(Started(os.getpid(), failure=m.failure_of(err)))
-        return 1
-    return 0
+
+    return ready.run(serve, log)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from cachefs.client.credentials import (
     presents_to,
 )
 from cachefs.client.token_file import TokenFile
-from cachefs.core import messages as m
 from cachefs.core.access import check_listen, join_address, parse_address
 from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import CacheFSError
@@ -184,13 +183,7 @@ def main() -> int:
     ready = ReadyPipe()
     allow_many_descriptors()  # each worker has connections here
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)
-    try:
-        asyncio.run(Process(spec).run(ready))
-    except CacheFSError as err:
-        log.error("%s", err.one_line())
-        ready.say(Started(os.getpid(), failure=m.failure_of(err)))
-        return 1
-    return 0
+    return ready.run(lambda: asyncio.run(Process(spec).run(ready)), log)
 
 
 if __name__ == "__main__":

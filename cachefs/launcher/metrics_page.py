@@ -1,5 +1,5 @@
 """`GET /metrics` and `GET /healthz` of a process that has no event loop: at a Unix socket, or at
-HOST:PORT. Serves on threads of its own, from `start` to `close`."""
+HOST:PORT. Serves on separate threads, from `start` to `close`."""
 
 from __future__ import annotations
 

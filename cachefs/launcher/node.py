@@ -25,10 +25,8 @@ from cachefs.client.credentials import (
     presents_to,
 )
 from cachefs.client.token_file import TokenFile
-from cachefs.core import messages as m
 from cachefs.core.access import check_listen, parse_address
 from cachefs.core.addresses import SCHEME, address_of
-from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.launcher import cache_record, gc_tuning, gil_affinity, malloc_tuning, worker_id
@@ -148,15 +146,13 @@ def main() -> int:
     malloc_tuning.settle()
     if spec.socket:
         os.umask(GROUP_UMASK)
-    try:
+
+    def serve() -> None:
         log_dir = private_dir(node_dir(spec) / LOG_NAME)
         log_to(str(Path(log_dir) / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)
         asyncio.run(NodeProcess(spec).run(ready))
-    except CacheFSError as err:
-        log.error("%s", err.one_line())
-        ready.say(Started(os.getpid(), failure=m.failure_of(err)))
-        return 1
-    return 0
+
+    return ready.run(serve, log)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from cachefs.core.errors import CacheFSError
+from cachefs.core.messages import failure_of
 from cachefs.core.specs import Started
 
 
@@ -38,3 +41,14 @@ class ReadyPipe:
         finally:
             for each in (fd, *self._held):
                 os.close(each)
+
+    def run(self, serve: Callable[[], None], log: logging.Logger) -> int:
+        """Runs the process until it ends, and returns its exit code. Reports and logs a typed error
+        of `serve`."""
+        try:
+            serve()
+        except CacheFSError as err:
+            log.error("%s", err.one_line())
+            self.say(Started(os.getpid(), failure=failure_of(err)))
+            return 1
+        return 0

@@ -154,7 +154,7 @@ class Names:
     # ---- called by lookups ----
 
     def advance(self, one: _Walk) -> Question | None:
-        """Continues a walk by what is cached. Returns the name that the server must be asked
+        """Continues a walk by what is cached. Returns the name that the server must be sent
         about."""
         now = time.monotonic()
         with self._lock:

@@ -1,7 +1,7 @@
 """A process's session with a node's server: connects, attaches a source, reconnects, passes events.
 
 One session serves all threads of a process. A forked child closes its copy of the socket and
-connects by itself. `epoch` counts connections: the server's handles belong to one of them.
+opens its own connection. `epoch` counts connections: the server's handles belong to one of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Dialer(Protocol):
 
 
 class EventSink(Protocol):
-    """Takes what the server reports of its own accord. Must not wait."""
+    """Takes what the server reports without a request. Must not wait."""
 
     def on_event(self, event: m.Message) -> None: ...
     def on_connected(self, attached: m.Attached) -> None:

@@ -244,7 +244,7 @@ class OpenFile:
             return self._lock
 
     def _heed_doubts(self) -> None:
-        """Stops reading from a tier that lost data: the server is asked for the bytes."""
+        """Stops reading from a tier that lost data: the bytes are requested from the server."""
         seen, self._seen = self._seen, self._doubts.count
         if seen != self._seen and self._doubts.since(seen, self.handle):
             self._fd = NO_FD

@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True, gc=False):
 
 class PathWalk:
     """A walk from `root` along `path`. While `question` is not None, the caller calls `answer`.
-    Then `inode` is the result, or `error` says why there is none."""
+    Then `inode` is the result, or `error` is the reason why none exists."""
 
     def __init__(self, root: Inode, path: bytes) -> None:
         self.inode = root

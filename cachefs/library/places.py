@@ -97,7 +97,7 @@ class Places:
 
     def _at_url(self, url: str, settings: Settings) -> Place:
         """Returns the place of a URL: in a source that was found before, in one that a mount has,
-        else in one of its own."""
+        else in a separate one."""
         url = parse_cluster(url).url if is_cluster(url) else url[len(SOURCE_SCHEME) :]
         base = next((one for one in self._bases if one.has(url, settings)), None)
         if base is None:

@@ -269,7 +269,7 @@ class SharedSocket:
     # ---- the end ----
 
     def forget(self, exchange: Exchange) -> None:
-        """Cancels the requests of an exchange that nobody waits for, and closes its descriptors."""
+        """Cancels the requests of an abandoned exchange, and closes its descriptors."""
         if not exchange.ids and not exchange.replies:
             return
         with self._lock:

@@ -71,7 +71,7 @@ def utilisation(
     model: AcceleratorModel, folder: Path, names: Sequence[str], accelerators: int, steps: int
 ) -> float:
     """Returns the mean utilisation of this many accelerators, each of which reads `steps` batches
-    of the files in an order of its own. Raises LoaderFailed."""
+    of the files in a separate order. Raises LoaderFailed."""
     fork = multiprocessing.get_context("fork")
     go, results = fork.Event(), fork.Queue()
     paths = [os.fspath(folder / name) for name in names]

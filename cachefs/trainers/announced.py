@@ -29,7 +29,7 @@ class Announced(Protocol):
         """Records how many samples were consumed since the iteration began."""
 
     def begin_again(self) -> None:
-        """The next `send` announces everything that is left, as an order of its own."""
+        """The next `send` announces everything that is left, as a separate order."""
 
     def send(self, route: OrderRoute, name: str) -> None:
         """Announces what was not announced yet. Raises typed errors."""

@@ -2,7 +2,7 @@
 
 It is built from listings once, kept in the state home, and refreshed by what changed since. All
 processes of a machine map the same two files, so a manifest of 10 million files costs a loader
-process no memory of its own. The numbers of the files are those of a walk by name, and so the same
+process no memory. The numbers of the files are those of a walk by name, and so the same
 on every machine that sees the same names.
 """
 

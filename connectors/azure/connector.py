@@ -37,6 +37,7 @@ _CAPABILITIES: Final = Capabilities(
     identity=Identity.CONTENT,
     refuses_other_versions=True,
     mtime_precision_ns=10**9,
+    requests=True,
 )
 
 

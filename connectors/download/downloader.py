@@ -48,7 +48,7 @@ class Target(msgspec.Struct, frozen=True):
 class _Running(msgspec.Struct):
     on_report: OnReport
     until_s: float
-    received_bytes: int = 0  # according to the last report
+    received_bytes: int = 0  # by the last report; `close` reports them again
 
 
 class Downloader:

@@ -34,6 +34,7 @@ _CAPABILITIES: Final = Capabilities(
     identity=Identity.CONTENT,
     refuses_other_versions=True,
     mtime_precision_ns=replies.MTIME_PRECISION_NS,
+    requests=True,
 )
 
 

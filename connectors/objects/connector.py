@@ -169,7 +169,7 @@ class ObjectConnector:
             except NotFound as error:
                 raise self._store.no_container() from error
 
-        return Pages(fetch)
+        return Pages(fetch, pages.close)
 
     def _parsed(self, body: bytes) -> Parsed:
         listing = self._store.parse_listing(body)

@@ -61,6 +61,7 @@ READING: Final = Capabilities(
     identity=Identity.CONTENT,
     refuses_other_versions=True,
     mtime_precision_ns=10**9,
+    requests=True,
 )
 
 
@@ -190,7 +191,8 @@ class S3Connector:
 
         where = f"s3://{self._bucket}/{prefix}"
         replies = PageReplies(self._http, request, where)
-        return Pages(DirectoryPages(prefix, where, replies, _parsed).fetch)
+        pages = DirectoryPages(prefix, where, replies, _parsed)
+        return Pages(pages.fetch, pages.close)
 
     # Bytes.
 

@@ -36,6 +36,10 @@ class DirectoryPages:
             error.path = self._where
             raise
 
+    def close(self) -> None:
+        """Ends the request in flight. Idempotent."""
+        self._replies.close()
+
     def _fetch(self, token: str) -> tuple[Page, str | None]:
         following, listing_of = self._parse(self._replies.body(token))
         if following != token and not self._progress.is_idle:  # else `check` may refuse the listing

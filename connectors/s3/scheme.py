@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
-from connectors import keys
 from connectors.base import Connector
+from connectors.bucket_urls import normal_url
 from connectors.event_queue import EventQueue
 from connectors.meter import Meter
 from connectors.s3.options import OPTIONS, parse_options
 from connectors.scheme import Scheme
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_NAMES: Final = "3 to 255 letters, digits, dots and hyphens"
 
 
 class S3Scheme(Scheme):
@@ -25,15 +25,7 @@ class S3Scheme(Scheme):
     libraries = ("botocore", "lxml", "pycurl", "urllib3")
 
     def normalise(self, scheme: str, rest: str) -> str:
-        bucket, _, prefix = rest.partition("/")
-        prefix, url = prefix.rstrip("/"), f"{scheme}://{rest}"
-        if not _BUCKET.fullmatch(bucket):
-            remedy = "3 to 255 letters, digits, dots and hyphens"
-            raise BadConfig(f"bad bucket name {bucket!r} in {url!r}", remedy=remedy)
-        if not keys.visible_path(prefix.encode("utf-8", "surrogateescape")):
-            remedy = "no empty, '.' or '..' segments"
-            raise BadConfig(f"bad prefix {prefix!r} in {url!r}", remedy=remedy)
-        return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+        return normal_url("s3", scheme, rest, _BUCKET, _NAMES)
 
     def check_options(self, spec: UfsSpec) -> None:
         super().check_options(spec)

@@ -126,7 +126,8 @@ class Runner:
     def tick(self) -> None:
         """Runs periodic checks. The service calls it about once a second."""
         self._check_room()
-        self._do(Effects(parts=self.job.tick(self._clocks.now())))
+        in_flight_bytes = self._desk.in_flight_bytes(self.job.record.job)
+        self._do(Effects(parts=self.job.tick(self._clocks.now(), in_flight_bytes)))
 
     def _do(self, effects: Effects) -> None:
         if not self.job.runs:

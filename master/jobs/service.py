@@ -376,7 +376,11 @@ class LoadJobs:
 
     def _shown(self, job: Job) -> JobStatus:
         """Returns the status of a job, with the reason if it waits."""
-        return job.shown(self._clocks.now(), waits_for=self._waits_for(job))
+        return self._status(job, self._waits_for(job))
+
+    def _status(self, job: Job, waits_for: str = "") -> JobStatus:
+        in_flight_bytes = self._desk.in_flight_bytes(job.record.job)
+        return job.shown(self._clocks.now(), waits_for, in_flight_bytes)
 
     def _waits_for(self, job: Job) -> str:
         """Returns why nothing can be done for a job now, or ""."""
@@ -388,7 +392,7 @@ class LoadJobs:
         is_all = record.path_count <= len(record.paths)
         bases = [select(path).base for path in record.paths] if is_all else [record.base]
         down = self._ground.down_below(bases)
-        if down is None or job.shown(self._clocks.now()).rate_bytes_s > 0:
+        if down is None or self._status(job).rate_bytes_s > 0:
             return ""
         return waits_for_origin(*down)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -57,12 +58,14 @@ class Preview:
         """Compares all pages. Raises the connector's errors, and Stale when the sync has ended."""
         pages, asked_at = Pages(), self._clock()
         scratch = self._store.scratch
-        for page in listed(self._place, scratch, may_be_absent=self._may_be_absent):
-            if self._over():
-                raise Stale("the comparison was ended")
-            self.empty = self.empty and not (page.entries or page.hidden)
-            self._compare(pages.add(page.entries, page.hidden), asked_at)
-            self._pace(page)
+        found = listed(self._place, scratch, may_be_absent=self._may_be_absent)
+        with contextlib.closing(found):
+            for page in found:
+                if self._over():
+                    raise Stale("the comparison was ended")
+                self.empty = self.empty and not (page.entries or page.hidden)
+                self._compare(pages.add(page.entries, page.hidden), asked_at)
+                self._pace(page)
         self._compare(pages.end(), asked_at)
 
     def _compare(self, batch: Batch, asked_at: float) -> None:

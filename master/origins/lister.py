@@ -4,12 +4,14 @@ Reports the changes of each page to an optional watcher."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cachefs.core.errors import InUse, NotFound
 from connectors.base import Page
+from connectors.pages import closing
 from connectors.sorted_pages import sorted_pages
 from master.origins.listing import Listing
 from master.state.merge import Batch, Pages
@@ -66,25 +68,26 @@ class Lister:
         or its source was removed during the listing."""
         written: _Part | None = None
         try:
-            for page in self._listed():
-                batch = self._pages.add(page.entries, page.hidden)
-                self._hidden += batch.hidden
-                self.empty = self.empty and not (page.entries or page.hidden)
-                if page.last:
-                    last: tuple[Batch, Batch | None] = batch, self._pages.end()
-                    break
-                before, written = written, self._write(batch)
-                if before is not None:
-                    self._settle(before)
-            else:
-                last = self._pages.end(), None
+            with contextlib.closing(self._listed()) as pages:
+                for page in pages:
+                    batch = self._pages.add(page.entries, page.hidden)
+                    self._hidden += batch.hidden
+                    self.empty = self.empty and not (page.entries or page.hidden)
+                    if page.last:
+                        last: tuple[Batch, Batch | None] = batch, self._pages.end()
+                        break
+                    before, written = written, self._write(batch)
+                    if before is not None:
+                        self._settle(before)
+                else:
+                    last = self._pages.end(), None
         finally:
             if written is not None:
                 self._settle(written)
         # The end is written last: a failed write must not leave a listing marked as complete.
         self._settle(self._write(*last))
 
-    def _listed(self) -> Iterator[Page]:
+    def _listed(self) -> Generator[Page, None, None]:
         scratch = self._syncer.store.scratch
         return listed(self._place, scratch, may_be_absent=self._may_be_absent)
 
@@ -144,16 +147,18 @@ class Lister:
                 self._loop.call_soon_threadsafe(self._syncer.directories_removed)
 
 
-def listed(place: Place, scratch: str | None, *, may_be_absent: bool) -> Iterator[Page]:
+def listed(
+    place: Place, scratch: str | None, *, may_be_absent: bool
+) -> Generator[Page, None, None]:
     """Yields the pages of a directory in order. A directory that the origin lacks yields no page if
     `may_be_absent` (a mount below holds it). `scratch`: as of `sorted_pages`."""
     connector = place.mount.connector
     try:
-        pages = connector.list_dir(place.path)
-        if connector.capabilities.ordered_listings:
-            yield from pages
-        else:
-            yield from sorted_pages(pages, scratch)
+        with closing(connector.list_dir(place.path)) as pages:
+            if connector.capabilities.ordered_listings:
+                yield from pages
+            else:
+                yield from sorted_pages(pages, scratch)
     except NotFound:
         if not may_be_absent:
             raise

@@ -178,7 +178,7 @@ class Syncer:
     # ---- stats -----------------------------------------------------------------------------------
 
     def is_asked(self, parent: int, name: bytes) -> bool:
-        """Returns whether a request in flight will tell of a name."""
+        """Returns whether a request in flight will report a name."""
         return parent in self._listings or (parent, name) in self._stats
 
     async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:

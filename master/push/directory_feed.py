@@ -1,8 +1,8 @@
 """The rounds over the directories of one source whose store has the times of their last changes.
 
-Each round asks the store for the time of every directory of which a name is known. A directory that
-changed is marked as unchecked: its names are listed again. A change of a file that leaves the names
-as they are, as an append, changes no directory.
+Each round requests from the store the time of each directory of which a name is known. A
+directory that changed is marked as unchecked: its names are listed again. A change of a file that
+leaves the names as they are, as an append, changes no directory.
 
 Several requests are in progress at a time; together they use at most a share of a core.
 """
@@ -43,7 +43,7 @@ class DirectoryFeed:
         self._budget = WorkBudget(0.0)
 
     async def round(self, trusted_from: float) -> int:
-        """Asks for the time of each directory, and returns how many changed. Names that were
+        """Requests the time of each directory, and returns how many changed. Names that were
         compared at `trusted_from` or later are trusted. Raises the store's errors, and Throttled
         for more than `MAX_DIRECTORIES`: the next round continues then, or begins again."""
         changed, after, count = 0, 0, 0
@@ -98,8 +98,8 @@ class DirectoryFeed:
                     yield ino, state.listed_at if state is not None else 0.0, place
 
     async def _time(self, place: Place) -> int | None:
-        """Returns the time of a directory, ns; None if it is gone: then the time of the directory
-        above it changed."""
+        """Returns the time of a directory, ns; None if it was removed: then the time of the
+        directory above it changed."""
         entry = await self._sync.ask(place.mount, place.path)
         return None if entry is None else entry.names_changed_ns
 

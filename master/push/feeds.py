@@ -29,7 +29,7 @@ from master.tree import Mount, Tree
 
 log = logging.getLogger("cachefs.master")
 
-RECORD_S: Final = 600.0  # between two records of a feed that goes on
+RECORD_S: Final = 600.0  # between two records of a feed that continues
 MARGIN_S: Final = 3600.0  # before a queue deletes messages
 
 

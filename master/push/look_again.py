@@ -49,7 +49,7 @@ class LookAgain:
         self._rest: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Reads the names that an earlier process left unchecked, and goes on with them."""
+        """Reads the names that an earlier process left unchecked, and continues with them."""
         with self._store.snapshot() as reader:
             found = Names(reader).unchecked(2 * MAX_NAMES)
         for directory, name in found:

@@ -159,7 +159,7 @@ class QueueFeed:
         await asyncio.gather(*(self._call(call) for call in calls))
 
     async def _call(self, act: Callable[[], T]) -> T:
-        """Runs a call in a thread of its own, which a cancellation or `CALL_S` abandons. Raises its
+        """Runs a call in a separate thread, which a cancellation or `CALL_S` abandons. Raises its
         error, or Unavailable."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The setting that says how the changes of a source are reported. Pure.
+"""The setting for how the changes of a source are reported. Pure.
 
 webhook:NAME    the store posts events to the admin API, with the secret of the credential NAME
 sqs:URL         the master reads the store's events from this queue of Amazon SQS

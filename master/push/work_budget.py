@@ -28,7 +28,7 @@ class WorkBudget:
         return True
 
     def spend(self, work_s: float, now: float) -> None:
-        """Takes work that was done already, from what comes."""
+        """Takes work that was done already: later work has less."""
         self._refill(now)
         self._free_s -= work_s
 

@@ -1,4 +1,4 @@
-"""What a master can tell of its whole cluster for alerts: the document that `cachefs.core.health`
+"""What a master knows of its whole cluster for alerts: the document that `cachefs.core.health`
 judges. Pure."""
 
 from __future__ import annotations

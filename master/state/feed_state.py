@@ -23,7 +23,7 @@ class FeedState:
 
     def __init__(self) -> None:
         self.reported = 0  # names since the start
-        self.reported_at = 0.0  # when the last one came
+        self.reported_at = 0.0  # when the last one arrived
         self.current_at = 0.0
         self.error = ""
         self._since: float | None = None

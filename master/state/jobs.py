@@ -31,7 +31,7 @@ from master.state import job_messages, job_status
 from master.state.job_record import MAX_ALSO, MAX_FAILURES, PATHS_SHOWN, Also, JobRecord, Write
 from master.state.job_status import Ahead
 from master.state.quota_exhaustion import QuotaExhaustion
-from master.state.rate_estimator import RateEstimator
+from master.state.rate_estimator import Progress, RateEstimator
 from master.state.retry_queue import RetryQueue
 from master.state.task_dispatcher import Order, TaskBatch
 from master.state.window import START, Part, Position, Slot, Window
@@ -236,11 +236,13 @@ class Job:
         self._advance()
         return effects
 
-    def tick(self, now: float) -> list[Part]:
-        """Returns the parts that are due for a retry. The caller calls it about once a second."""
+    def tick(self, now: float, in_flight_bytes: int = 0) -> list[Part]:
+        """Returns the parts that are due for a retry. The caller calls it about once a second.
+        `in_flight_bytes`: see `TaskDispatcher.in_flight_bytes`."""
+        progress = self._progress(in_flight_bytes)
         if self._pace is None:
-            self._pace = RateEstimator(now, self._progress())
-        self._pace.note(now, self._progress())
+            self._pace = RateEstimator(now, progress)
+        self._pace.note(now, progress)
         return self._later.due(now)
 
     # ---- operators -------------------------------------------------------------------------------
@@ -372,17 +374,18 @@ class Job:
         self._failures = write.failures + self._failures
         self._urgent = True
 
-    def shown(self, now: float, waits_for: str = "") -> JobStatus:
+    def shown(self, now: float, waits_for: str = "", in_flight_bytes: int = 0) -> JobStatus:
         """Returns the status for operators, without an end that is not durable yet. `waits_for`:
         why a running job makes no progress."""
+        progress = self._progress(in_flight_bytes)
         record, state = self._record, self._record.state
         message = waits_for if self.runs else record.message
         if state.has_ended and not self._durable.state.has_ended:
             state, message = self._durable.state, self._durable.message
         return job_status.show(
-            record, state, message, self._ahead(),
-            elapsed_s=self._elapsed_s(now), rate_bytes_s=self._rate_bytes_s(now),
-            eta_s=self._eta_s(now),
+            record, state, message, self._ahead(in_flight_bytes),
+            elapsed_s=self._elapsed_s(now), rate_bytes_s=self._rate_bytes_s(now, progress),
+            eta_s=self._eta_s(now, progress),
         )  # fmt: skip
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -466,29 +469,29 @@ class Job:
 
     # ---- figures ---------------------------------------------------------------------------------
 
-    def _ahead(self) -> Ahead:
+    def _ahead(self, in_flight_bytes: int) -> Ahead:
         window = self.window
         if self.checks:
             return Ahead(0, 0, window.ahead_failed, window.ahead_files)
-        return Ahead(window.ahead_files, window.ahead_bytes, window.ahead_failed, 0)
+        ahead_bytes = window.ahead_bytes + in_flight_bytes
+        return Ahead(window.ahead_files, ahead_bytes, window.ahead_failed, 0)
 
-    def _progress(self) -> tuple[int, int]:
-        """Returns bytes and files done in this pass."""
-        record, window = self._record, self.window
+    def _progress(self, in_flight_bytes: int = 0) -> Progress:
+        """Returns bytes and files done in this pass. Checks have no progress in flight."""
+        record, ahead = self._record, self.window
+        done = record.bytes_done + in_flight_bytes, record.files_done
         if self.checks:
-            return record.bytes_verified + window.ahead_bytes, (
-                record.files_verified + window.ahead_files
-            )
-        return record.bytes_done + window.ahead_bytes, record.files_done + window.ahead_files
+            done = record.bytes_verified, record.files_verified
+        return done[0] + ahead.ahead_bytes, done[1] + ahead.ahead_files
 
-    def _rate_bytes_s(self, now: float) -> float:
+    def _rate_bytes_s(self, now: float, progress: Progress) -> float:
         if self._pace is None or not self.runs:
             return 0.0
-        return round(self._pace.rates(now, self._progress())[0], 1)
+        return round(self._pace.rates(now, progress)[0], 1)
 
-    def _eta_s(self, now: float) -> float | None:
+    def _eta_s(self, now: float, progress: Progress) -> float | None:
         """Returns the remaining seconds of the current pass; None if unknown."""
         record = self._record
         if self._pace is None or not (self.runs and record.counting_done):
             return None
-        return self._pace.eta_s(now, self._progress(), (record.bytes_found, record.files_found))
+        return self._pace.eta_s(now, progress, (record.bytes_found, record.files_found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -33,12 +34,18 @@ class RateEstimator:
         return size, files
 
     def eta_s(self, now: float, progress: Progress, goal: Progress) -> float | None:
-        """Returns the longer of the estimates by bytes and by files; None while one of them has
-        work left and no progress."""
-        spans = [0.0]
-        for end, at, rate in zip(goal, progress, self.rates(now, progress), strict=True):
-            if end > at and not rate:
-                return None
-            if end > at:
-                spans.append((end - at) / rate)
-        return round(max(spans), 1)
+        """Returns the longer of the estimates by bytes and by files; None while there is none.
+        While bytes of large files arrive and no file ends, only the bytes count."""
+        both = zip(goal, progress, self.rates(now, progress), strict=True)
+        by_bytes_s, by_files_s = (_left_s(end - at, rate) for end, at, rate in both)
+        if by_bytes_s > 0 and by_files_s == math.inf:
+            by_files_s = 0.0
+        longer_s = max(by_bytes_s, by_files_s)
+        return round(longer_s, 1) if longer_s < math.inf else None
+
+
+def _left_s(left: int, rate: float) -> float:
+    """Returns the time for what is left; infinity: it does not progress."""
+    if left <= 0:
+        return 0.0
+    return left / rate if rate else math.inf

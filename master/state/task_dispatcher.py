@@ -58,6 +58,14 @@ class TaskBatch:
         self.parts.append(part)
         self.bytes += part.size if part.size > LEAST_BYTES else LEAST_BYTES
 
+    def in_flight_bytes(self, place: int, cached_bytes: int) -> int:
+        """Returns how many bytes of a part in progress count: those of the primary owner. Only its
+        result shows that the part is complete; until then its last byte does not count."""
+        part = self.parts[place] if 0 <= place < len(self.parts) else None
+        if part is None or part.rank or not part.load or part.is_void:
+            return 0
+        return max(0, min(cached_bytes, part.size - 1))
+
 
 class AssignedTask(msgspec.Struct, frozen=True, gc=False):
     """A task that a worker has, and its parts."""
@@ -80,6 +88,16 @@ class _TaskWorker:
         self.bytes: dict[int, int] = {}  # by job: bytes outstanding
         self.told: frozenset[int] = frozenset()  # running jobs, as last sent to it
         self.shares: dict[int, int] = {}  # bandwidth shares by job, as last sent to it
+        self.progress: dict[tuple[int, int], int] = {}  # (task, place) -> cached bytes, as reported
+
+    def in_flight_bytes(self, job: int) -> int:
+        """Returns the reported progress of a job's tasks that the worker still has."""
+        total_bytes = 0
+        for (number, place), cached_bytes in self.progress.items():
+            given = self.given.get(number)
+            if given is not None and given.pack.job == job:
+                total_bytes += given.pack.in_flight_bytes(place, cached_bytes)
+        return total_bytes
 
 
 class TaskDispatcher:
@@ -156,7 +174,8 @@ class TaskDispatcher:
         return unowned
 
     def settle(self, call: Work, now: float) -> list[tuple[TaskBatch, Told]]:
-        """Returns each reported result with its parts; skips tasks the worker does not have."""
+        """Records the reported progress. Returns each reported result with its parts; skips tasks
+        the worker does not have."""
         worker = self._workers.get(call.worker)
         if worker is None or call.run != self.run:
             return []
@@ -168,6 +187,7 @@ class TaskDispatcher:
                 pack = given.pack
                 worker.bytes[pack.job] -= pack.bytes
                 settled.append((pack, told))
+        worker.progress = {(one.number, one.place): one.cached_bytes for one in call.progress}
         return settled
 
     def hand_out(self, call: Work, now: float, wall_s: float) -> tuple[Worked, Unowned]:
@@ -203,6 +223,10 @@ class TaskDispatcher:
         if worker is not None:
             worker.told = frozenset(self._orders)
 
+    def in_flight_bytes(self, job: int) -> int:
+        """Returns the bytes of a job that are cached as parts of unfinished tasks."""
+        return sum(worker.in_flight_bytes(job) for worker in self._workers.values())
+
     def outstanding(self) -> int:
         """Returns the number of tasks that workers have."""
         return sum(len(worker.given) for worker in self._workers.values())
@@ -219,7 +243,7 @@ class TaskDispatcher:
     def _release(self, name: str) -> Unowned:
         worker = self._workers[name]
         packs = [given.pack for given in worker.given.values()]
-        worker.given, worker.bytes = {}, {}
+        worker.given, worker.bytes, worker.progress = {}, {}, {}
         return self._put_back(packs)
 
     def _put_back(self, packs: Iterable[TaskBatch]) -> Unowned:

@@ -41,7 +41,7 @@ class Time:
 
 @pytest.fixture(autouse=True)
 def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "LEAST_FILES", LEAST)
+    monkeypatch.setattr(choice, "VIEW_LEAST_FILES", LEAST)
     monkeypatch.setattr(automatic, "LOOK_S", 3600.0)  # tests call `step`
 
 

@@ -3,12 +3,13 @@ starts on a machine without one."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import Bucket
-from tests.integration.dataset import body, expected, images
+from tests.integration.dataset import body, digest, images
 from tests.integration.test_library import end_servers, run_reader
 from tests.services.cluster import Cluster, Machine
 from tests.services.processes import wait_until
@@ -30,7 +31,7 @@ def asked(cluster: Cluster, bucket: Bucket, files: dict[str, bytes]) -> dict[str
 
 
 def check(seen: dict[str, Any], files: dict[str, bytes]) -> None:
-    assert seen["batch"] == [expected(files)[name] for name in sorted(files)]
+    assert seen["batch"] == [digest(files[name]) for name in sorted(files)]
     assert seen["found"] == sorted(files)
     assert seen["left"] == 0
 
@@ -50,8 +51,16 @@ def test_on_a_machine_without_a_worker(
 ) -> None:
     asked["settings"] = {"cache_size": "256MiB"}
     try:
-        check(run_reader(asked, trainer.environment), files)
-        assert sorted(row["weight"] > 0 for row in cluster.worker_rows()) == [False, True, True]
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(run_reader, asked, trainer.environment)
+            wait_until(
+                lambda: (
+                    sorted(row["weight"] > 0 for row in cluster.worker_rows())
+                    == [False, True, True]
+                ),
+                "the reader has a worker that owns no blocks",
+            )
+            check(reading.result(), files)
     finally:
         end_servers(trainer.root / ".cache" / "cachefs")
     wait_until(lambda: len(cluster.worker_rows()) == 2, "it has left")

@@ -205,6 +205,31 @@ def test_an_idle_process_ends_and_another_one_starts(
     run(origin, script())
 
 
+def test_a_process_is_ready_for_an_expected_download(place: Path, origin: SmallOrigin) -> None:
+    """One is enough, and an idle one ends as any other does."""
+
+    async def script() -> None:
+        rig = Rig(place, 256 * MIB, SEED)
+        rig.origin = origin.connector
+        rig.put(1, SMALL)
+        rig.put(2, 8 * MIB)
+        async with rig.worker() as worker:
+            worker.loading.expect_downloads()
+            worker.loading.expect_downloads()
+            await until(lambda: bool(pids(worker)))
+            assert len(downloads_of(worker)._running) == 1
+            assert await read(worker, 1) == rig.data[1]
+            await loaded(rig, worker, 2)
+            assert [size for size, _ in origin.ended if size > SMALL] == [8 * MIB]
+            await right(rig, worker, 2)
+            worker.loading.expect_downloads()
+            assert downloads_of(worker)._loop.time() - downloads_of(worker)._started_s < LIMIT_S
+            downloads_of(worker)._started_s -= IDLE_S
+            await until(lambda: pids(worker) == [])
+
+    run(origin, script())
+
+
 def test_several_processes_share_the_downloads(
     place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

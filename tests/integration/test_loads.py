@@ -79,6 +79,36 @@ def test_a_load_goes_on_over_deaths_of_the_server_and_brings_every_byte_about_on
     node.processes(mounted)
 
 
+def test_a_load_of_one_large_file_shows_the_bytes_that_have_arrived(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """[S-load] A page that the origin holds back keeps the file from its end, and not from being
+    shown with its rate and its remaining time."""
+    bucket.fill({"train/large": body(1, 48 * MIB)})
+    mounted = node.mount(bucket.url, *bucket.options, "--cache-size", "256MiB")
+    let_go = threading.Event()
+    page = 32 * MIB, 33 * MIB
+    proxy.script(hang(let_go), method="GET", key="large", range_bytes=page, times=None)
+    with waiting(node.environment, "load", "--wait", mounted / "train") as load:
+        proxy.wait_until(lambda seen: seen.object_bytes > 0, 30)
+        shown: list[dict[str, Any]] = []
+
+        def has_arrived() -> bool:
+            shown.extend(json.loads(node.ok("jobs", "ls", mounted, "--json")))
+            return bool(shown[-1]["bytes_done"] >= 40 * MIB)
+
+        wait_until(has_arrived, "all but the piece with that page is shown")
+        last = shown[-1]
+        assert (last["state"], last["files_done"]) == ("loading", 0)
+        assert 40 * MIB <= last["bytes_done"] < last["bytes_found"] == 48 * MIB
+        assert last["rate_bytes_s"] > 0
+        assert last["eta_s"] > 0
+        let_go.set()
+        code, out, _ = ended(load)
+        assert (code, out.startswith("OK, loaded 1 of 1 files (48 MiB of 48 MiB;")) == (0, True)
+    assert proxy.counters().object_bytes == 48 * MIB
+
+
 def test_what_the_origin_refuses_is_named_and_tried_again(
     node: Node, bucket: Bucket, proxy: FaultProxy
 ) -> None:

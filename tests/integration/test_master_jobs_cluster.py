@@ -11,7 +11,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound
-from cachefs.core.jobs import JobSpec, JobState, JobStatus
+from cachefs.core.jobs import FileProgress, JobSpec, JobState, JobStatus, Task
 from cachefs.core.policies import Policy
 from tests.integration.job_worker import TaskWorker
 from tests.integration.test_master_jobs import quick, run
@@ -57,6 +57,39 @@ def test_owners_get_their_blocks_and_those_of_a_lost_one_go_to_others(tmp_path: 
             assert [len(one.have) for one in workers] == [300, 300], "two workers, two copies"
             page = await it.ask(m.ListJobs(it.namespace), m.JobTable)
             assert [one.job for one in page.jobs] == [job]
+
+    run(work())
+
+
+def test_bytes_in_progress_are_shown_until_their_worker_has_left(tmp_path: Path) -> None:
+    """A worker reports by HTTP what it has of a file."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as it:
+            await it.add(b"/data", {b"large": b"x" * 5000})
+            await it.ask(registered("a" * 32), c.Registered)
+            call = m.SubmitJob(it.namespace, JobSpec((b"/data",)))
+            job = (await it.ask(call, m.JobSubmitted)).job
+
+            async def bytes_done() -> int:
+                shown = (await it.ask(m.GetJob(it.namespace, job), m.JobReply)).job
+                assert (shown.state, shown.files_done) == (JobState.LOADING, 0)
+                return shown.bytes_done
+
+            master_run, tasks = "", list[Task]()
+            while not tasks:
+                worked = await it.ask(c.Work("a" * 32, master_run, [], 1 << 30, 20.0), c.Worked)
+                master_run, tasks = worked.run, worked.tasks
+            (task,) = tasks
+            assert await bytes_done() == 0
+            for cached_bytes, shown_bytes in ((3000, 3000), (5000, 4999)):
+                progress = [FileProgress(task.number, 0, cached_bytes)]
+                poll = c.Work("a" * 32, master_run, [], 0, progress=progress)
+                assert (await it.ask(poll, c.Worked)).tasks == []
+                assert await bytes_done() == shown_bytes
+            await it.ask(c.Leave("a" * 32), m.Done)
+            await it.ask(c.Work("b" * 32, "", [], 0), c.Worked)
+            assert await bytes_done() == 0
 
     run(work())
 

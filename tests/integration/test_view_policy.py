@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from cachefs.core.mountinfo import read_mounts
+from cachefs.core.policies import VIEW_LEAST_FILES
 from tests.integration.conftest import Node
 from tests.integration.test_covers import KILLED, device_in, namespace
 from tests.services.processes import is_running, wait_until
-from worker.views.choice import LEAST_FILES
 
 LIMIT_S = 60.0
 INTERVAL_S = 2.0
@@ -40,7 +40,7 @@ def views(node: Node, mnt: Path) -> dict[str, Any]:
 def source(tmp_path: Path) -> Path:
     directory = tmp_path / "source" / "train"
     directory.mkdir(parents=True)
-    for number in range(LEAST_FILES):
+    for number in range(VIEW_LEAST_FILES):
         (directory / f"f{number}").write_text(f"x{number}")
     return directory.parent
 
@@ -50,7 +50,7 @@ def mnt(node: Node, source: Path) -> Path:
     """A mount with all files cached, and the default policy."""
     mnt = node.mount(f"file://{source}", "--sync-interval", "2s", "--transport", "kernel")
     node.ok("policy", "set", mnt, f"sync_interval={INTERVAL_S:g}s")
-    for number in range(LEAST_FILES):
+    for number in range(VIEW_LEAST_FILES):
         assert (mnt / "train" / f"f{number}").read_text() == f"x{number}"
     return mnt
 
@@ -75,7 +75,7 @@ def test_a_directory_in_use_is_covered_by_default(node: Node, mnt: Path, source:
     with in_use(mnt / "train"):
         wait_until(lambda: is_covered(mnt), "the cover", LIMIT_S)
         (view,) = json.loads(node.ok("views", mnt, "--json"))
-        assert (view["policy"], view["files"]) == ("auto", LEAST_FILES)
+        assert (view["policy"], view["files"]) == ("auto", VIEW_LEAST_FILES)
         assert "view=auto" in node.ok("views", mnt)
         assert "view=never" in node.fails("thaw", mnt)
         (source / "train" / "f7").write_text("changed")

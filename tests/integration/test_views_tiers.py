@@ -121,7 +121,7 @@ def test_what_fits_into_no_tier_is_refused_with_figures(tmp_path: Path) -> None:
 def test_a_policy_covers_only_what_one_tier_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "LEAST_FILES", 10)
+    monkeypatch.setattr(choice, "VIEW_LEAST_FILES", 10)
     monkeypatch.setattr(automatic, "QUIET_S", 0.0)
     monkeypatch.setattr(automatic, "SURVEY_SHARE", 0)
 

@@ -136,7 +136,7 @@ def settle() -> None:
     covers.UNCOVER_S = 0.05  # type: ignore[misc]
     automatic.QUIET_S = 0.0  # type: ignore[misc]
     automatic.SURVEY_SHARE = 0  # type: ignore[misc]
-    choice.LEAST_FILES = 3  # type: ignore[misc]
+    choice.VIEW_LEAST_FILES = 3  # type: ignore[misc]
 
 
 async def work(directory: Path, seed: int, kind: str, step: int) -> None:

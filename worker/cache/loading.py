@@ -29,6 +29,12 @@ class CacheLoading:
         self._moves = moves
         self._chooser = chooser
 
+    def expect_downloads(self) -> None:
+        """Prepares for downloads of large files, which are likely to follow soon: the start of a
+        process takes as long as the download of some 130 MB."""
+        for tier in self._tiers.in_service()[:1]:
+            tier.expect_downloads()
+
     def load(self, load: Load) -> None:
         """Makes a content complete, durable and held. Its error may be NoRoom (see `room`),
         OverQuota, Missing, Stale, and what the origin answers."""
@@ -53,6 +59,11 @@ class CacheLoading:
                 self._moves.doubled(load.origin.content.key)
                 return other.loading.load(load)
         load.ended(loaded)
+
+    def cached_bytes(self, file: TaskFile) -> int:
+        """Returns the cached bytes of a file that is being loaded, in the tier that has most of it.
+        Looks at no disk."""
+        return max((one.loading.cached_bytes(file) for one in self._tiers.in_service()), default=0)
 
     def bring_ahead(
         self,

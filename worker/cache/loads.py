@@ -17,7 +17,14 @@ from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
 from cachefs.core.pages import range_bytes
 from connectors.fetch.request import AT_ONCE
-from worker.cache.load_requests import PIECES, Load, Loaded, Missing, PrefetchResult
+from worker.cache.load_requests import (
+    PIECES,
+    Load,
+    Loaded,
+    Missing,
+    PrefetchResult,
+    pages_of,
+)
 from worker.cache.shortage import room
 from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
@@ -87,6 +94,11 @@ class TierLoading:
         if not self._catalog.is_live(key) and not self._catalog.is_absent(key):
             return self._look_soon(load)
         self._context.tasks.start(self._load(load))
+
+    def cached_bytes(self, file: TaskFile) -> int:
+        """See `CacheLoading`."""
+        entry = self._catalog.live(file.origin.content.key)
+        return 0 if entry is None else entry.pages.bytes_in(*pages_of(entry.size, file.block))
 
     def bring_ahead(
         self,

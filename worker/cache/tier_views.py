@@ -116,11 +116,11 @@ class TierViews:
         return await self._disk.call(trees.open_top, directory, view, path, discard=os.close)
 
     async def differs(self, page: ViewPage) -> bool:
-        """Returns whether the tree shows something else than the page says."""
+        """Returns whether the tree differs from the page."""
         return await self._disk.call(trees.differs, self._disk.directory, page)
 
     async def apply(self, page: ViewPage) -> list[bytes]:
-        """Changes the tree to show what the page says; returns the order keys of the files that are
+        """Changes the tree to match the page; returns the order keys of the files that are
         not complete in this tier, which it does not show. No cover shows the tree in between.
         Cancelled: the change continues."""
         return await self._until_left(self._apply(page))

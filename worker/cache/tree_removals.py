@@ -1,7 +1,7 @@
 """The trees of thawed views in one tier, which are removed while the paths go through FUSE again.
 Owned by the loop.
 
-The record of such a view says so: after a crash, the next start removes the rest.
+The record of such a view is marked: after a crash, the next start removes the rest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TreeRemovals:
     def start(
         self, view: int, record: ViewRecord, now_s: float, last_use_s: float | None = None
     ) -> None:
-        """Begins the removal of the tree of a view, whose record says that it is thawed."""
+        """Begins the removal of the tree of a view, whose record is marked as thawed."""
         if view not in self._running:
             removal = self._running[view] = TreeRemoval(record, now_s, last_use_s)
             self._tasks.start(self._run(view, removal))

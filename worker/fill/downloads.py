@@ -27,7 +27,7 @@ AT_ONCE: Final = 64
 PROCESSES: Final = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 BUSY: Final = 8  # downloads of a process: then another one may help
 QUIET_S: Final = 0.1  # between reports of pages that no reader waits for
-IDLE_S: Final = 15.0  # then the processes are ended, with their connections
+IDLE_S: Final = 60.0  # then the processes are ended, with their connections
 RETRY_S: Final = 5.0  # after a process could not be started, or ended; doubles each time
 MOST_RETRY_S: Final = 600.0
 
@@ -70,7 +70,7 @@ class Downloads:
         self._in_flight = 0
         self._failures = 0  # of processes, since a download succeeded
         self._retry_at_s = float("-inf")
-        self._started_s = float("-inf")  # the last download
+        self._started_s = float("-inf")  # the last download, or when one was expected
 
     def start(self, wanted: MissingPart) -> bool:
         """Downloads what a transfer misses. Its call-backs follow after this has returned. Returns
@@ -91,6 +91,12 @@ class Downloads:
         else:
             self._openers.submit(wanted.open, done=one.opened)
         return True
+
+    def expect(self) -> None:
+        """Starts a process, unless one runs, since downloads are likely to follow soon."""
+        self._started_s = self._loop.time()
+        if not self._running:
+            self._start_process()
 
     def _request(self, wanted: MissingPart) -> RangeRequest | None:
         offset, size = wanted.transfer.range
@@ -201,13 +207,13 @@ class Downloads:
         """Ends a download in the next turn of the loop."""
         self._in_flight -= 1
         downloader.assigned -= 1
-        self._wake.call(tell)
+        self._wake.call_from_loop(tell)
 
 
 class _Download:
     """One download."""
 
-    __slots__ = ("_ask", "_downloader", "_downloads", "_received_bytes", "_wanted")
+    __slots__ = ("_ask", "_downloader", "_downloads", "_wanted")
 
     def __init__(
         self, downloads: Downloads, downloader: Downloader, wanted: MissingPart, ask: RangeRequest
@@ -216,7 +222,6 @@ class _Download:
         self._downloader = downloader
         self._wanted = wanted
         self._ask = ask
-        self._received_bytes = 0
 
     def opened(self, fd: int | None, error: BaseException | None) -> None:
         """Begins, with the file."""
@@ -237,9 +242,7 @@ class _Download:
         self._downloads.turn_soon()
 
     def _on_report(self, report: Report) -> None:
-        size_bytes = report.received_bytes - self._received_bytes
-        self._received_bytes = report.received_bytes
-        self._wanted.transfer.downloaded(size_bytes, report.checksums)
+        self._wanted.transfer.downloaded(report.received_bytes, report.checksums)
         if report.code is not None:
             self._downloads.end_soon(self._downloader, lambda: self._end(report))
 

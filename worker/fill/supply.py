@@ -67,7 +67,7 @@ def make_supply(
     loaders = Threads("load", config.load_threads, wake)
     return Supply(
         source=source,
-        small=SmallReads(source, None if in_memory else fetchers),
+        small=SmallReads(source, None if in_memory else fetchers, wake),
         downloads=Downloads(source, None if in_memory else loaders, wake),
         fetchers=fetchers,
         askers=Threads("ask", config.ask_threads, wake),

@@ -141,16 +141,17 @@ class Transfer:
         return self._cancel is not None
 
     def began_download(self, cancel: Callable[[], None]) -> None:
-        """Records that another process writes what is missing, until `ended_download`. Afterwards
-        `run` may fetch the rest."""
+        """Records that another process writes what is missing, until `ended_download`. Nothing was
+        fetched before. Afterwards `run` may fetch the rest."""
+        assert self.origin_bytes == 0
         self._cancel, self.moved_s = cancel, time.monotonic()
         if self.aborted:
             cancel()
 
-    def downloaded(self, size_bytes: int, checksums: Sequence[int]) -> None:
-        """Records further bytes from the origin, and the pages that are whole with them. In the
+    def downloaded(self, received_bytes: int, checksums: Sequence[int]) -> None:
+        """Records all bytes that the other process has received, and further whole pages. In the
         loop."""
-        self.origin_bytes += size_bytes
+        self.origin_bytes = received_bytes
         if self.aborted:
             return
         for checksum in checksums:

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import CacheFSError, Interrupted, NotFound
 from cachefs.core.jobs import FileFailure, Room, TaskKind
@@ -130,6 +132,8 @@ class Loader:
             # The loads of a dropped task end at their gate, or soon complete.
 
     async def _poll(self, work: Work) -> None:
+        progress = self._state.progress(self._cache.cached_bytes)
+        work = msgspec.structs.replace(work, progress=progress)
         event: Event
         try:
             event = PollAnswered(await self._ask(work))

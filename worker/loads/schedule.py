@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import FileFailure, Room, Task, TaskFile, TaskKind, TaskResult
+from cachefs.core.jobs import (
+    FileFailure,
+    FileProgress,
+    Room,
+    Task,
+    TaskFile,
+    TaskKind,
+    TaskResult,
+)
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES
 from worker.cache.load_requests import PIECES
@@ -122,7 +130,7 @@ class _Doing:
     task: Task
     sizes: list[int]  # as counted
     next: int = 0
-    open: int = 0  # files in progress; 1 for a check of all files
+    open: set[int] = field(default_factory=set)  # places of files in progress
     busy: set[int] = field(default_factory=set)  # places of files with requests in flight
     fetched_bytes: int = 0
     charged: dict[int, int] = field(default_factory=dict)  # place -> bytes charged to the bucket
@@ -133,6 +141,15 @@ class _Doing:
     @property
     def is_begun(self) -> bool:
         return self.next == len(self.task.files)
+
+    def progress(self, cached_bytes: Callable[[TaskFile], int]) -> Iterator[FileProgress]:
+        """Yields the progress of the files of more than a page."""
+        failed = {failure.place for failure in self.failures}
+        for place in range(self.next):
+            if self.sizes[place] > PAGE_BYTES and place not in failed:
+                is_open = place in self.open
+                size_bytes = cached_bytes(self.task.files[place]) if is_open else self.sizes[place]
+                yield FileProgress(self.task.number, place, size_bytes)
 
 
 class LoadSchedule:
@@ -177,6 +194,16 @@ class LoadSchedule:
         """Returns the time until a task may send one more request, in seconds; 0: now."""
         bucket = self._bucket(self._doing.get(id))
         return bucket.wait_s(now) if bucket is not None else 0.0
+
+    def progress(self, cached_bytes: Callable[[TaskFile], int]) -> list[FileProgress]:
+        """Returns the progress of the load tasks. `cached_bytes` returns how much of a file in
+        progress is cached."""
+        loads = [
+            doing
+            for doing in self._doing.values()
+            if doing.task.kind is TaskKind.LOAD and not doing.is_dropped
+        ]
+        return [one for doing in loads for one in doing.progress(cached_bytes)]
 
     def charge(self, id: int, place: int, size_bytes: int, now: float) -> None:
         """Charges the job's bandwidth for a request of a large file, before it is sent."""
@@ -282,7 +309,7 @@ class LoadSchedule:
     def _file_ended(self, event: FileEnded, now: float) -> None:
         doing = self._doing[event.id]
         self._release_requests(doing, event.place)
-        doing.open -= 1
+        doing.open.remove(event.place)
         doing.fetched_bytes += event.fetched_bytes
         if doing.charged:
             bucket = self._bucket(doing)
@@ -314,7 +341,7 @@ class LoadSchedule:
     def _checked(self, id: int, failures: Sequence[FileFailure]) -> None:
         doing = self._doing[id]
         self._in_flight -= _CHECK_COST[doing.task.kind]
-        doing.open = 0
+        doing.open.clear()
         doing.failures += failures
         self._end_if_over(doing)
 
@@ -340,7 +367,8 @@ class LoadSchedule:
                 actions.append(self._begin_file(doing, now))
             else:
                 self._in_flight += _CHECK_COST[doing.task.kind]
-                doing.open, doing.next = 1, len(doing.task.files)
+                doing.next = len(doing.task.files)
+                doing.open.update(range(doing.next))
                 actions.append(Check(doing.id, doing.task))
             if doing.is_begun:
                 self._begun(doing.task.job)
@@ -366,7 +394,7 @@ class LoadSchedule:
         place = doing.next
         file = doing.task.files[place]
         doing.next += 1
-        doing.open += 1
+        doing.open.add(place)
         doing.busy.add(place)
         self._in_flight += _cost(file)
         if doing.task.job in self._buckets and not is_large(file):

@@ -1,5 +1,5 @@
 """A connector that is created by its first request: the reading thread requests the source of a key
-from the master and creates the adapter. If the origin denies access, or if the master says that
+from the master and creates the adapter. If the origin denies access, or if the master reports that
 sources may have changed, the connector looks the source up again: an operator may have given it
 other options.
 """

@@ -3,7 +3,7 @@
 An order is a series of places, each with an inode number. Opens arrive in this order, but for
 loader processes that are ahead of others, by up to `span` places. Files are requested in order, up
 to `LEAD_FILES` places beyond the furthest open. A place that is `span` behind the furthest open is
-skipped: nobody is expected to open it any more, and its prefetched bytes are released.
+skipped: no reader is expected to open it any more, and its prefetched bytes are released.
 
 The window is the places from the last skipped one to the last mapped one. Only these have an entry
 in memory, so an order costs what its `Entries` cost. An open of a file that is not in the window
@@ -178,8 +178,8 @@ class AnnouncedOrder:
             unread.has_arrived = True
 
     def lost(self, place: int) -> None:
-        """Records that the prefetched bytes of a file are gone, or that the prefetch failed. A file
-        that had arrived is requested again."""
+        """Records that the prefetched bytes of a file were dropped, or that the prefetch failed. A
+        file that had arrived is requested again."""
         unread = self._unread.pop(place, None)
         if unread is not None:
             self.unread_bytes -= unread.size_bytes

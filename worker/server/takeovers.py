@@ -24,7 +24,7 @@ class Takeovers:
             self._drop(next(iter(self.counts)))
 
     def left(self, mountpoint: str, pid: int, *, is_followed: bool) -> None:
-        """A client has gone. Another one may have followed it before."""
+        """A client has ended. Another one may have followed it before."""
         if not is_followed and self._pids.get(mountpoint) == pid:
             self._drop(mountpoint)
 

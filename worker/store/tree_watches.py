@@ -1,4 +1,4 @@
-"""Whether programs open what is in trees of views, as inotify tells. Blocking: for threads of the
+"""Whether programs open what is in trees of views, by inotify. Blocking: for threads of the
 tier's disk.
 
 Each directory of a watched tree has a watch, which ends with the first open in it. So a reader pays

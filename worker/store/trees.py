@@ -77,7 +77,7 @@ def replace(
     view: int,
     record: ViewRecord,
 ) -> None:
-    """Records another view in place of a former one, whose record says that it is thawed, and makes
+    """Records another view in place of a former one, whose record is marked as thawed, and makes
     its empty tree. Raises OSError."""
     writer.write([PutView(view, record), PutView(*former)])
     with suppress(FileExistsError):
@@ -168,7 +168,7 @@ def differs(tier: TierDirectory, page: ViewPage) -> bool:
 def apply(
     tier: TierDirectory, writer: Writer, page: ViewPage, not_held: Collection[bytes] = ()
 ) -> Applied:
-    """Makes a part of a directory show what the page says, but for files that are not complete,
+    """Makes a part of a directory match the page, but for files that are not complete,
     and for contents that the caller could not hold. Raises OSError."""
     applied = Applied()
     known = tier.index.names(page.view, page.ino, page.after, page.upto)

@@ -103,7 +103,7 @@ class Admission:
         if not self._is_writable():
             return False
         if self._contents.ledger.over_limit_bytes:
-            return self._refuse()  # whoever reads does not wait until the cache has shrunk
+            return self._refuse()  # a reader does not wait until the cache has shrunk
         full = self.full_quota(size_bytes, entry)
         if full is not None:
             return self._refuse_for(full)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 IsOwned = Callable[[bytes, int, int], bool]
 RECORD_BYTES: Final = 1024  # of the index for a content, at most
 LEND_FLOOR_S: Final = 60.0  # after a reader's last need of room for segments
-# The deadline of contents that a view holds, which never comes.
+# The deadline of contents that a view holds: never.
 VIEW_S: Final = NEVER_S
 
 
@@ -36,8 +36,8 @@ class ViewGuard(Protocol):
     """The views of a tier, as those see them that change its contents."""
 
     async def leave(self, keys: Sequence[bytes]) -> None:
-        """Removes contents from views, after all covers of these views are gone. The caller holds
-        the fences of the contents (`Catalog.removing`). Raises OSError."""
+        """Removes contents from views, after all covers of these views were removed. The caller
+        holds the fences of the contents (`Catalog.removing`). Raises OSError."""
 
     async def leave_all(self) -> None:
         """Removes all covers of views of the tier, whose bytes are doubtful."""
@@ -127,7 +127,8 @@ class Contents:
     # ---- contents that are recorded, used, removed ----
 
     def load(self, key: bytes, last_use_s: int, hold: Hold | None) -> None:
-        """Adds a content that an earlier process recorded. The most recently used comes first."""
+        """Adds a content that an earlier process recorded. The most recently used is added
+        first."""
         self.order.insert_oldest(key, last_use_s)
         if hold is not None:
             self.set_aside(key, hold)

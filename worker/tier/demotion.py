@@ -20,7 +20,7 @@ from worker.tier.context import TierContext
 
 log = logging.getLogger(__name__)
 
-WAIT_S: Final = 0.4  # of whoever needs room
+WAIT_S: Final = 0.4  # of a caller that needs room
 COPY_LIMIT_S: Final = 60.0  # for one batch
 
 Copy = Callable[[Sequence[bytes], int], Awaitable[None]]

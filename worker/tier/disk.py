@@ -111,7 +111,7 @@ class TierDisk:
         if in_memory or self.directory.reopens_at_once:
             return reopen(fd)
         if not self.health.in_service:
-            raise no_answer()  # before there is a descriptor that nobody would close
+            raise no_answer()  # before a descriptor exists, which no caller would close
         return await self.call(_reopen_and_close, os.dup(fd), discard=os.close)
 
     def close_later(self, fd: int) -> None:

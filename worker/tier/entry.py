@@ -54,7 +54,7 @@ class Entry:
         self.pages = PageMap(origin.size)
         self.fd = -1
         self.allocated_bytes = 0  # as counted
-        self.measured_bytes = -1  # as the disk said last, where it is asked in threads only
+        self.measured_bytes = -1  # as last measured, where only threads may access the disk
         self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
         self.committing: dict[int, int | None] = {}  # the same, submitted and not yet committed
         self.uncommitted = 0  # submissions to the index that are not committed

@@ -37,7 +37,7 @@ class _Call(Generic[T]):
         """Runs the call, in a thread of the disk."""
         try:
             self._result = self._function()
-        except BaseException as err:  # noqa: BLE001 -- handed to whoever waits
+        except BaseException as err:  # noqa: BLE001 -- handed to the waiting caller
             self._error = err
         with self._lock:
             self.done.set()

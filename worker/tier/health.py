@@ -3,7 +3,7 @@
 A disk that is full or answers errors takes no fills until some seconds later, when one is tried
 again; what is cached is still read. An error calls for probes: a disk that answers none of them
 rightly is offline (its directory may be gone), as is one that does not answer at all: nothing of it
-is touched, reads go past it, until a probe of it comes back right. A tier whose index cannot be
+is touched, reads go past it, until a probe of it succeeds. A tier whose index cannot be
 written any more is offline until the worker is started again.
 
 A sync that fails means that bytes which were written are lost. The tier takes nothing new then
@@ -24,7 +24,7 @@ TRIAL_DUE: Final = "bytes that were written to the disk are lost; a trial write 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 SUSPECT_S: Final = 1.0  # a call that takes longer calls for a probe
-PROBE_LIMIT_S: Final = 3.0  # a probe that takes longer says that the disk hangs
+PROBE_LIMIT_S: Final = 3.0  # after a longer probe the disk counts as hanging
 PROBE_PAUSE_S: Final = 1.0  # between probes of a disk that answers slowly, or with errors
 MOST_GAP_S: Final = 1.0  # between looks; after a longer one no disk is blamed for it
 STUCK_S: Final = 15.0  # a write that takes longer hangs, whatever probes say
@@ -41,7 +41,7 @@ class Health:
         self.broken = 0  # faults that are no want of room: they call for a probe
         self.in_service = True
         self.losses = 0  # syncs that failed: bytes that were written were lost
-        self.lost = False  # for good: nothing that is there can be relied on
+        self.lost = False  # for good: its content cannot be relied on
         self.is_full = False  # the last fault was want of room
         self._until_s = 0.0
         self._degraded = False
@@ -127,7 +127,7 @@ class Act(enum.Enum):
     """The action after a check of the calls to the disk."""
 
     NOTHING = enum.auto()
-    PROBE = enum.auto()  # start one; its end is told by `probed`
+    PROBE = enum.auto()  # start one; `probed` reports its end
     LEAVE = enum.auto()  # the tier leaves service
     RETURN = enum.auto()  # it is back
 

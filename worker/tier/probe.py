@@ -125,7 +125,7 @@ class TierWatch:
         answered = error is None and right is True
         if isinstance(error, OSError):
             answered = is_full(error)  # it answers, though it takes nothing
-            if self._pace.is_due(now):  # a probe a second comes back so while the disk is away
+            if self._pace.is_due(now):  # one probe a second ends so while the disk is away
                 log.warning("the cache disk answers a probe with %s", error.strerror or error)
         if error is None:
             self._pace.over()

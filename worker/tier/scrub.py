@@ -95,7 +95,7 @@ class Scrubber:
             call = (_is_right, self._disk.directory, key.hex(), page, length, checksum)
             right = await self._disk.call(*call, limit_s=READ_LIMIT_S)
             if right is None:
-                return 0  # it has gone in between
+                return 0  # it was removed in between
             self._context.counters.scrubbed_bytes += length
             if not right:
                 await self._drop(key, page)
@@ -110,7 +110,7 @@ class Scrubber:
 
 
 def _is_right(tier: TierDirectory, name: str, page: int, length: int, checksum: int) -> bool | None:
-    """Returns whether a page is right; None for a file that is gone or being removed. A page that
+    """Returns whether a page is right; None for a file that was or is being removed. A page that
     cannot be read is wrong."""
     with opened(tier, name) as fd:
         if fd is None:

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-POLICIES_S: Final = 60.0  # between two requests for policies, of which no event tells
+POLICIES_S: Final = 60.0  # between two requests for policies, which no event reports
 RENEW_S: Final = 12.0  # after such an event each look requests them
 SURVEY_SHARE: Final = 50  # after a survey of a second there is none for this many seconds
 MOST_FRUITLESS: Final = 3  # surveys without a result that each double this time
 QUIET_S: Final = 60.0  # the most for which a directory must look the same before it is covered
-STUCK_S: Final = 60.0  # a view that no mount shows for so long is ended
+STUCK_S: Final = 60.0  # then a view that no mount shows is ended
 GIVE_WAY_S: Final = 5.0  # between two views of a tier that give way
 
 

@@ -23,8 +23,6 @@ from cachefs.core.policies import (
 )
 from worker.views.pace import RebuildPace
 
-LEAST_FILES: Final = VIEW_LEAST_FILES
-MOST_MEAN_BYTES: Final = VIEW_MOST_MEAN_BYTES
 MOST_DIRECTORIES: Final = 4096  # whose use one view of `auto` has the kernel watch
 RECENT_S: Final = 60.0  # a directory is being used if something in it was used so long ago at most
 LEAST_PAUSE_S: Final = 60.0  # after a view that could not be built, or was not used
@@ -145,14 +143,14 @@ class ViewPolicies(NamedTuple):
     @property
     def least_files(self) -> int:
         """The least number of files of a directory that is covered."""
-        return 1 if NATIVE in self.said.values() else LEAST_FILES
+        return 1 if NATIVE in self.said.values() else VIEW_LEAST_FILES
 
     def at(self, path: bytes) -> str:
         """Returns the policy in force at a path."""
         return next((self.said[one] for one in above(path) if one in self.said), NEVER)
 
     def is_whole(self, path: bytes) -> bool:
-        """Returns whether nothing below a path says `never`."""
+        """Returns whether no path below has the policy `never`."""
         return not any(view == NEVER and is_below(one, path) for one, view in self.said.items())
 
 
@@ -233,8 +231,8 @@ def _is_worth(policy: str, counted: FileCounts) -> bool:
 
 
 def _is_small(counted: FileCounts) -> bool:
-    enough = counted.files >= LEAST_FILES
-    return enough and counted.size_bytes <= MOST_MEAN_BYTES * counted.files
+    enough = counted.files >= VIEW_LEAST_FILES
+    return enough and counted.size_bytes <= VIEW_MOST_MEAN_BYTES * counted.files
 
 
 def _is_narrow(counted: FileCounts) -> bool:
@@ -314,7 +312,7 @@ def gives_way(
 ) -> int | None:
     """Returns the number of the view that gives way to data that found no room. `replaces`: such
     data takes the place of what was used longest ago (`oldest_use_s`: of all but views); a view
-    goes if its last use is older. Else a view goes once it was idle for long."""
+    gives way if its last use is older. Else a view gives way once it was idle for long."""
     oldest = min(views, key=lambda one: one.used_s, default=None)
     if oldest is None:
         return None

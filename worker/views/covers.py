@@ -83,7 +83,7 @@ class Covers:
         self._changed.notify()
 
     def followed(self, host: CoverHost) -> None:
-        """Asks the client of a mount that an earlier client may have covered."""
+        """Queries the client of a mount that an earlier client may have covered."""
         if not self._table.follow(host, host.mountpoint):
             return
         if self._table.is_leaving or self._place is None:

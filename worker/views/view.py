@@ -1,8 +1,8 @@
 """One view: built, covered, compared with the namespace while it is covered, uncovered. Owned by
 the loop; `run` is its one task.
 
-The rule is *uncover first, then act*: whoever changes what the view shows awaits `uncover` before
-the change has an effect. After that only `run` changes the tree, until it lays covers again.
+The rule is *uncover first, then act*: a caller that changes what the view shows awaits `uncover`
+before the change has an effect. After that only `run` changes the tree, until it lays covers again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The views of a node: found in its tiers, frozen and thawed, told of events and mounts. Owned by
-the loop."""
+"""The views of a node: found in its tiers, frozen and thawed, informed of events and mounts. Owned
+by the loop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Views:
         self._hosts: list[CoverHost] = []
         self._events: dict[NamespaceId, NamespaceEvents] = {}
         self._adopted: dict[int, asyncio.Task[None]] = {}  # by the number of the tier
-        self._reports: list[_Report] = []  # of covers, which came before the views were found
+        self._reports: list[_Report] = []  # of covers, which arrived before the views were found
         self._tasks = Tasks()
         self._freezing = asyncio.Lock()
         self._past: dict[str, Any] = {"covers": 0, "covered_s": 0.0, "uncovers": {}}

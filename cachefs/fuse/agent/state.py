@@ -5,7 +5,7 @@ agent of an older pod serves: the new supervisor claims the mount when it can se
 one hands over. From then on the agent starts supervisors only for mounts that no process claims. So
 two agents of one node never take a mount from each other again and again.
 
-A mount that was served by nobody for `give_up_s` is aborted: its users get an error, not a hang. A
+A mount without a server for `give_up_s` is aborted: its users get an error, not a hang. A
 claimant whose clients die or hang one after the other does not serve.
 """
 

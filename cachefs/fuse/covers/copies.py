@@ -117,7 +117,7 @@ def _try(namespace: MountNamespace, mount: Mount, act: Callable[[int], None]) ->
     try:
         call_in(namespace, act)
         return True
-    except FileNotFoundError:  # it is gone
+    except FileNotFoundError:  # it was removed
         return False
     except OSError as err:
         where = "" if namespace.is_own else f" in the mounts of process {namespace.pid}"

@@ -28,8 +28,8 @@ class CoveredMount:
         self.device = device
 
     def found(self) -> dict[int, Mount]:
-        """Returns the recorded covers by number, none if the mount is gone or another one lies over
-        it."""
+        """Returns the recorded covers by number, none if the mount was removed or another one lies
+        over it."""
         _, covers = self._read()
         return self._numbered(covers)
 

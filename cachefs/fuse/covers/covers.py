@@ -2,7 +2,7 @@
 
 The server's rule is: uncover first, then act. So a cover is reported as removed only when it is,
 and as laid whenever it may be: also an order in progress, after a reconnect. Orders are executed
-one by one in a thread, because the loop answers the kernel's lookups meanwhile. Belongs to one trio
+one by one in a thread, because the loop must answer the kernel's lookups. Belongs to one trio
 loop. Cancellation leaves the covers for a successor, which finds them in mountinfo.
 """
 
@@ -28,7 +28,7 @@ from cachefs.fuse.covers.place import place_of
 log = logging.getLogger(__name__)
 
 WATCH_S: Final = 0.5
-TOUCHES: Final = 6  # looks after the kernel was told to distrust all names, which it does later
+TOUCHES: Final = 6  # looks after the order to distrust all names, which the kernel follows later
 # A missing cover is reported after this many looks: `umount -R` removes the covers and then the
 # mount, and a cover that is laid again between makes it fail.
 LOOKS: Final = 2

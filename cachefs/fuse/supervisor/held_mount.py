@@ -1,6 +1,6 @@
 """A supervisor's claim on its mount in the node's holder.
 
-The holder gives the claim to the last process that asked for it, and reports that to the former
+The holder gives the claim to the last process that requested it, and reports that to the former
 one. When the holder is lost, this supervisor deposits the mount with the next one and claims it
 again: one of the two always has the descriptors.
 """
@@ -95,8 +95,8 @@ class HeldMount:
             return False
 
     def tell(self, is_failing: bool) -> bool:
-        """Tells agents whether the clients of this claim fail, if that has changed. Returns whether
-        it has; then `must_hand_over` follows."""
+        """Reports to agents whether the clients of this claim fail, if that has changed. Returns
+        whether it has; then `must_hand_over` follows."""
         if is_failing == self._is_failing:
             return False
         self._is_failing = is_failing

@@ -238,7 +238,7 @@ class Supervisor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.control)
         self._selector.unregister(process.pidfd)
-        # The exit status of a held mount's client also says that it left the mount.
+        # The exit status of a held mount's client also shows that it left the mount.
         well = self._is_gone() or (self._held_mount is None and process.ended_well())
         killed = process.was_killed()
         log.log(

@@ -55,7 +55,7 @@ class At:
     query: Any
     body: Any
     key: str  # the Idempotency-Key; "": none
-    secret: str = ""  # of the header, for a route that checks a secret of its own
+    secret: str = ""  # of the header, for a route with its own secret
 
     def __repr__(self) -> str:
         return "At(...)"

@@ -35,7 +35,7 @@ class Route:
     params: type[queries.Params] = queries.Params
     body: type[msgspec.Struct] | None = None
     keyed: bool = False
-    has_secret: bool = False  # the route checks a secret of its own, and needs no token
+    has_secret: bool = False  # the route has its own secret, and needs no token
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:

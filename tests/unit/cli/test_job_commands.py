@@ -150,7 +150,7 @@ def test_partial_is_not_success(node: FakeNode, run: Run) -> None:
         assert code == 1
         assert "OK" not in out
         assert "it needs 4 MiB" in out
-        assert "`cachefs jobs resume 7 /mnt/data` goes on" in out
+        assert "`cachefs jobs resume 7 /mnt/data` continues it" in out
 
 
 def test_load_in_json_lines(node: FakeNode, run: Run) -> None:

@@ -62,6 +62,33 @@ def answer(request: Came) -> bool:
     return True
 
 
+def sends(data: bytes, target: str | None = None) -> Script:
+    """Sends these bytes and closes. Answers requests for others than `target`, if that is given."""
+
+    def script(request: Came) -> bool:
+        if target not in (None, request.target):
+            return answer(request)
+        request.sock.sendall(data)
+        return False
+
+    return script
+
+
+def in_pieces(seed: int, reply_to: Callable[[Came], bytes]) -> Script:
+    """Sends each reply in pieces of random sizes."""
+
+    def script(request: Came) -> bool:
+        data, at = reply_to(request), 0
+        pieces = random.Random(f"{seed}{request.target}")
+        while at < len(data):
+            end = at + int(len(data) ** pieces.uniform(0.5, 1))
+            request.sock.sendall(data[at:end])
+            at = end
+        return True
+
+    return script
+
+
 class RawServer:
     """Runs until `close`. `requests`: the targets in the order in which they came."""
 

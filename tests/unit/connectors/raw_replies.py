@@ -3,6 +3,8 @@ written otherwise than `raw_http.reply` writes them."""
 
 from __future__ import annotations
 
+import random
+
 from tests.unit.connectors.raw_http import content, reply
 
 RIGHT = reply("/f/100")
@@ -12,6 +14,15 @@ _BODY = content("/f/100", 100)
 def instead(old: bytes, new: bytes) -> bytes:
     assert RIGHT.count(old) == 1
     return RIGHT.replace(old, new)
+
+
+def with_any_head(seed: int) -> bytes:
+    """The right reply with some bytes of its head replaced, removed or inserted."""
+    rng, data = random.Random(seed), bytearray(RIGHT[:-100])
+    for _ in range(rng.randrange(1, 6)):
+        at = rng.randrange(len(data))
+        data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+    return bytes(data) + RIGHT[-100:]
 
 
 WRONG = {

@@ -17,7 +17,7 @@ from connectors.download.file_exchange import WRITE_BYTES, WRITE_PIECES
 from tests.unit.connectors import downloads, raw_http
 from tests.unit.connectors.downloads import FILL, TOTAL, Driven, Into, answer, part, range_of
 from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer
-from tests.unit.connectors.raw_replies import OTHERWISE, RIGHT, WRONG
+from tests.unit.connectors.raw_replies import OTHERWISE, WRONG, with_any_head
 
 SEED = random.SystemRandom().getrandbits(32)
 UNEVEN = 2 * PAGE_BYTES - 4567  # an offset, 4567 bytes before the end of a page
@@ -75,16 +75,6 @@ class InPages:
 # ---- what goes well ----
 
 
-def in_pieces(came: Came) -> bool:
-    data, at = downloads.reply(came), 0
-    pieces = random.Random(f"{SEED}{came.target}")
-    while at < len(data):
-        end = at + int(len(data) ** pieces.uniform(0.5, 1))
-        came.sock.sendall(data[at:end])
-        at = end
-    return True
-
-
 def some_ranges(rng: random.Random) -> Iterator[tuple[int, int, int]]:
     """Yields an offset, a size and a place."""
     sizes = [1, 2, 1000, WRITE_BYTES, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 4 * PAGE_BYTES]
@@ -100,7 +90,7 @@ def some_ranges(rng: random.Random) -> Iterator[tuple[int, int, int]]:
 
 def test_many_at_once(raw: RawServer, driven: Driven) -> None:
     print(f"seed {SEED}")
-    raw.script = in_pieces
+    raw.script = raw_http.in_pieces(SEED, downloads.reply)
     intos = [Into(*one) for one in some_ranges(random.Random(SEED))]
     for number, into in enumerate(intos):
         driven.start(downloads.request(raw, into.offset, into.size, f"/{number}"), into)
@@ -202,13 +192,7 @@ def test_reports_keep_their_distance(raw: RawServer, driven: Driven) -> None:
 def test_another_reply_fails(raw: RawServer, driven: Driven, name: str) -> None:
     """And writes nothing. The next download is not harmed by what is left of it."""
 
-    def script(came: Came) -> bool:
-        if came.target != "/f/100":
-            return raw_http.answer(came)
-        came.sock.sendall(WRONG[name])
-        return False
-
-    raw.script = script
+    raw.script = raw_http.sends(WRONG[name], "/f/100")
     failed = whole(raw, "/f/100", driven)
     assert failed.code in BY_CODE
     assert failed.content == failed.filled
@@ -254,11 +238,7 @@ def test_nothing_of_another_large_reply_is_written(
 
 @pytest.mark.parametrize("more", OTHERWISE)
 def test_right_ones_that_are_written_otherwise(raw: RawServer, driven: Driven, more: str) -> None:
-    def script(came: Came) -> bool:
-        came.sock.sendall(OTHERWISE[more])
-        return False
-
-    raw.script = script
+    raw.script = raw_http.sends(OTHERWISE[more])
     into = whole(raw, "/f/100", driven)
     assert into.code == ""
     assert holds_whole(into, "/f/100")
@@ -302,18 +282,8 @@ def test_a_chunked_body_of_another_size_fails(raw: RawServer, driven: Driven, si
 @pytest.mark.parametrize("seed", range(40))
 def test_a_head_of_any_bytes(driven: Driven, seed: int) -> None:
     """Either the body is right, or the download fails and nothing is written."""
-    rng = random.Random(seed)
     raw = RawServer()
-
-    def script(came: Came) -> bool:
-        data = bytearray(RIGHT[:-100])
-        for _ in range(rng.randrange(1, 6)):
-            at = rng.randrange(len(data))
-            data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
-        came.sock.sendall(bytes(data) + RIGHT[-100:])
-        return False
-
-    raw.script = script
+    raw.script = raw_http.sends(with_any_head(seed))
     try:
         into = whole(raw, "/f/100", driven)
         assert holds_whole(into, "/f/100") if into.code == "" else into.content == into.filled

@@ -25,10 +25,12 @@ from tests.unit.connectors.raw_http import (
     answer,
     content,
     get,
+    in_pieces,
     reply,
+    sends,
     size_of,
 )
-from tests.unit.connectors.raw_replies import OTHERWISE, RIGHT, WRONG
+from tests.unit.connectors.raw_replies import OTHERWISE, RIGHT, WRONG, with_any_head
 
 SEED = random.SystemRandom().getrandbits(32)
 
@@ -84,16 +86,7 @@ def test_bodies_of_many_files_at_once(raw: RawServer, reads: Reads) -> None:
     sizes += [int(BODY_BYTES ** rng.random()) for _ in range(300)]
     rng.shuffle(sizes)
 
-    def in_pieces(request: Came) -> bool:
-        data, at = reply(request.target), 0
-        pieces = random.Random(f"{SEED}{request.target}")
-        while at < len(data):
-            end = at + int(len(data) ** pieces.uniform(0.5, 1))
-            request.sock.sendall(data[at:end])
-            at = end
-        return True
-
-    raw.script = in_pieces
+    raw.script = in_pieces(SEED, lambda came: reply(came.target))
     targets = [f"/{number}/{size}" for number, size in enumerate(sizes)]
     for target in targets:
         assert reads.start(get(raw, target))
@@ -165,24 +158,14 @@ def test_what_is_more_than_fits_waits_its_turn(raw: RawServer, reads: Reads) -> 
 def test_given_back_after_another_answer(raw: RawServer, reads: Reads, name: str) -> None:
     """And the next read is not harmed by what is left of it."""
 
-    def script(came: Came) -> bool:
-        if came.target != "/f/100":
-            return answer(came)
-        came.sock.sendall(WRONG[name])
-        return False
-
-    raw.script = script
+    raw.script = sends(WRONG[name], "/f/100")
     assert reads.read(get(raw, "/f/100")) is None
     assert reads.read(get(raw, "/g/100")) == content("/g/100", 100)
 
 
 @pytest.mark.parametrize("more", OTHERWISE)
 def test_right_ones_that_are_written_otherwise(raw: RawServer, reads: Reads, more: str) -> None:
-    def script(came: Came) -> bool:
-        came.sock.sendall(OTHERWISE[more])
-        return False
-
-    raw.script = script
+    raw.script = sends(OTHERWISE[more])
     assert reads.read(get(raw, "/f/100")) == content("/f/100", 100)
 
 
@@ -219,18 +202,8 @@ def test_given_back_after_silence(
 @pytest.mark.parametrize("seed", range(60))
 def test_a_head_of_any_bytes(reads: Reads, seed: int) -> None:
     """Either the body is right, or it is given back."""
-    rng = random.Random(seed)
     raw = RawServer()
-
-    def script(came: Came) -> bool:
-        data = bytearray(RIGHT[:-100])
-        for _ in range(rng.randrange(1, 6)):
-            at = rng.randrange(len(data))
-            data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
-        came.sock.sendall(bytes(data) + RIGHT[-100:])
-        return False
-
-    raw.script = script
+    raw.script = sends(with_any_head(seed))
     try:
         assert reads.read(get(raw, "/f/100")) in (None, content("/f/100", 100))
     finally:

@@ -16,6 +16,7 @@ from connectors.fetch.connection_pool import ConnectionPool
 from connectors.fetch.request import HttpRequest
 from connectors.meter import Meter
 from connectors.page_replies import AHEAD_LIMIT_S, PageReplies
+from connectors.pages import closing
 from connectors.s3.connector import S3Connector
 from tests.services.processes import wait_until
 from tests.unit.connectors.raw_http import Came, RawServer, answer, content, get
@@ -116,7 +117,10 @@ def test_the_decorators_retry_and_count_each_page(server: ScriptedS3) -> None:
     assert counted.errors == {"throttled": 1}
 
 
-def test_a_dropped_listing_ends_the_request_of_its_page_ahead(server: ScriptedS3) -> None:
+@pytest.mark.parametrize("is_decorated", [False, True])
+def test_a_closed_listing_ends_the_request_of_its_page_ahead(
+    server: ScriptedS3, is_decorated: bool
+) -> None:
     held, answers = threading.Event(), threading.Event()
 
     def script(request: Request) -> Answer:
@@ -126,11 +130,13 @@ def test_a_dropped_listing_ends_the_request_of_its_page_ahead(server: ScriptedS3
         return pages(request)
 
     server.script = script
-    source = connector(server)
-    listed = source.list_dir(b"")
-    next(listed)
-    assert held.wait(20)
-    del listed
+    source: Connector = connector(server)
+    if is_decorated:
+        source = decorate(source, deadline_s=20.0, meter=Meter(), in_flight=2)
+    with closing(source.list_dir(b"")) as listed:
+        next(listed)
+        assert held.wait(20)
+    assert not [*listed], "it has ended"
     try:
         assert names([*source.list_dir(b"")]) == ALL
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cachefs.core import messages as m
@@ -18,6 +19,8 @@ from cachefs.launcher.embedded import EmbeddedSources, Source
 from cachefs.launcher.state import Pointer, StateHome
 from connectors.base import Connector
 from connectors.compose import open_connector
+from connectors.decorator import Decorator
+from connectors.file.connector import READING
 
 LIMIT_S = 20.0
 
@@ -95,6 +98,37 @@ def test_a_late_hearer_of_a_failure_does_not_undo_the_next_attempt(
         one, other = await asyncio.gather(again(sources), again(sources))
         assert one.namespace == other.namespace
         assert len(opened) == 2, "the second attempt is shared"
+
+    run(home, test)
+
+
+class Expecting:
+    """In place of `CacheLoading`: counts the calls that announce downloads."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+
+    def expect_downloads(self) -> None:
+        self.expected += 1
+
+
+@pytest.mark.parametrize("requests", [True, False])
+def test_an_attach_prepares_for_downloads(
+    home: StateHome, attach: m.Attach, monkeypatch: pytest.MonkeyPatch, requests: bool
+) -> None:
+    """Of stores whose pages a process can download."""
+    told = msgspec.structs.replace(READING, requests=requests)
+    monkeypatch.setattr(Decorator, "capabilities", told)
+    monkeypatch.setattr(Source, "start_loading", lambda *_: None)
+
+    async def test(sources: EmbeddedSources) -> None:
+        cache = Expecting()
+        await sources.attach(attach)
+        sources.start_loading(cache)  # type: ignore[arg-type]
+        for count in (1, 2):
+            await sources.attach(attach)
+            assert cache.expected == (count if requests else 0)
+        await sources.stop_loading()
 
     run(home, test)
 

@@ -13,6 +13,7 @@ from cachefs.core.errors import NotFound
 from cachefs.core.jobs import (
     LEASE_S,
     FileFailure,
+    FileProgress,
     FullQuota,
     JobSpec,
     JobState,
@@ -248,7 +249,8 @@ class World:
 
     def ask(self, worker: Worker, *, faults: bool) -> None:
         room = self.dice.choice([0, 1, 1 << 20, 1 << 30])
-        call = Work(worker.id, worker.run, [*worker.outcomes], room, 0.0, worker.seen)
+        outcomes, progress = [*worker.outcomes], self.progress(worker)
+        call = Work(worker.id, worker.run, outcomes, room, 0.0, worker.seen, progress=progress)
         if faults and self.dice.random() < 0.1:
             return  # the question is lost
         answer = self.answer(call)
@@ -266,6 +268,28 @@ class World:
         if JOB not in answer.running:
             worker.tasks.clear()
 
+    def progress(self, worker: Worker) -> list[FileProgress]:
+        """Of some files of the worker's tasks, all of their bytes at the most."""
+        dice = self.dice
+        return [
+            FileProgress(number, place, dice.choice([0, 1, file.origin.size]))
+            for number, task in worker.tasks.items()
+            for place, file in enumerate(task.files)
+            if task.kind is TaskKind.LOAD and dice.random() < 0.5
+        ]
+
+    def check_progress(self) -> None:
+        """What is shown counts no byte twice, and no file in progress as done."""
+        job = self.job
+        in_flight_bytes = self.desk.in_flight_bytes(JOB)
+        shown, without = job.shown(self.now, "", in_flight_bytes), job.shown(self.now)
+        assert in_flight_bytes == 0 or job.runs, "a job that does not run has tasks"
+        assert (shown.state, shown.files_done) == (without.state, without.files_done)
+        assert shown.bytes_done >= without.bytes_done >= 0
+        if not job.checks:
+            most_bytes = job.record.bytes_done + job.window.bytes
+            assert shown.bytes_done + (in_flight_bytes > 0) <= most_bytes, "counted twice"
+
     def ask_again(self, worker: Worker) -> None:
         """An old question comes once more; nobody waits for its answer."""
         if worker.sent:
@@ -277,6 +301,7 @@ class World:
         worked, unowned = self.desk.hand_out(call, self.now, self.now)
         for _, part in unowned:
             self.job.unowned([part])
+        self.check_progress()
         return worked
 
     def perform(self, worker: Worker) -> None:
@@ -383,6 +408,7 @@ class World:
             lambda: self.pass_time(faults=faults),
         ]
         self.dice.choice(steps)()
+        self.check_progress()
         if faults and self.dice.random() < self.trouble:
             self.disturb()
         if faults and self.dice.random() < self.trouble / 6:

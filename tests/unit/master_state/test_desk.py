@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+import msgspec
 import pytest
 
-from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import LEASE_S, TASK_BYTES, TASK_FILES, TaskKind, TaskResult
+from cachefs.core.cluster import Work, Worked, decode_call, encode
+from cachefs.core.jobs import (
+    LEASE_S,
+    TASK_BYTES,
+    TASK_FILES,
+    FileProgress,
+    TaskKind,
+    TaskResult,
+)
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import Member, Placement
 from cachefs.core.policies import Rule
@@ -268,3 +276,100 @@ def test_what_waits_for_others_counts_in_shares_of_a_bandwidth() -> None:
     first, second = it.ask("a").running[1], it.ask("b").running[1]
     assert first + second <= 1000
     assert min(first, second) > 300, "both have about as much to do"
+
+
+def report(it: Table, worker: str, *progress: FileProgress, run: str = "run") -> int:
+    """The bytes in flight of job 1 after a worker's report."""
+    it.desk.settle(Work(worker, run, [], 0, progress=[*progress]), 0.0)
+    return it.desk.in_flight_bytes(1)
+
+
+def test_a_report_replaces_the_one_before_and_ends_with_the_task() -> None:
+    it = Table("a")
+    it.desk.begin(Order(1))
+    it.put(1, 2, size=TASK_BYTES)
+    first, second = (task.number for task in it.ask("a").tasks)
+    assert report(it, "a", FileProgress(first, 0, 1000), FileProgress(second, 0, 50)) == 1050
+    assert report(it, "a", FileProgress(first, 0, 3000)) == 3000
+    assert it.desk.in_flight_bytes(2) == 0, "another job"
+    it.ask("a", first)
+    assert it.desk.in_flight_bytes(1) == 0
+    assert report(it, "a", FileProgress(first, 0, 3000)) == 0, "an old report, late"
+
+
+def test_a_file_in_progress_is_never_complete() -> None:
+    """Only the result of its task says so."""
+    it = Table("a")
+    it.desk.begin(Order(1))
+    it.put(1, 1, size=TASK_BYTES)
+    (task,) = it.ask("a").tasks
+    for cached_bytes in (TASK_BYTES, 1 << 60):
+        assert report(it, "a", FileProgress(task.number, 0, cached_bytes)) == TASK_BYTES - 1
+    for wrong in (FileProgress(task.number, 1, 10), FileProgress(task.number, -1, 10)):
+        assert report(it, "a", wrong) == 0
+    assert report(it, "a", FileProgress(task.number, 0, -10)) == 0
+
+
+def in_progress(*workers: str) -> tuple[Table, FileProgress]:
+    """A large file that one of the workers loads; a thousand bytes of it are cached."""
+    it = Table(*workers)
+    it.desk.begin(Order(1))
+    it.put(1, 1, size=TASK_BYTES)
+    tasks = {name: it.ask(name).tasks for name in workers}
+    ((owner, (task,)),) = ((name, tasks) for name, tasks in tasks.items() if tasks)
+    progress = FileProgress(task.number, 0, 1000)
+    assert report(it, owner, progress) == 1000
+    return it, progress
+
+
+def test_progress_is_dropped_with_the_worker_and_with_the_file() -> None:
+    it, _ = in_progress("a", "b")
+    it.desk.expire(LEASE_S)
+    assert it.desk.in_flight_bytes(1) == 0, "its lease is over"
+    it, _ = in_progress("a", "b")
+    it.place("c")
+    assert it.desk.in_flight_bytes(1) == 0, "it is lost"
+    it, _ = in_progress("a")
+    it.ask("a", run="", now=1.0)
+    assert it.desk.in_flight_bytes(1) == 0, "it was started again"
+    it, progress = in_progress("a")
+    again = FileProgress(progress.number, 0, 2000)
+    assert report(it, "a", again, run="another") == 1000, "of another run: ignored"
+    it.desk.end(1)
+    assert it.desk.in_flight_bytes(1) == 0, "the job is over"
+
+
+def test_only_the_primary_owner_has_progress() -> None:
+    """The other owners copy bytes that are counted already."""
+    it = Table("a", "b")
+    it.desk.begin(Order(1))
+    slot = Slot(0, b"f", origin(1, TASK_BYTES, 2))
+    (part,) = it.window.open(slot, load=True)
+    assert it.desk.add(1, it.window.part_done(part)) == []
+    ((name, (task,)),) = ((name, tasks) for name in "ab" if (tasks := it.ask(name).tasks))
+    assert report(it, name, FileProgress(task.number, 0, 99)) == 0
+
+
+def test_a_file_that_begins_again_has_no_progress() -> None:
+    it = Table("a")
+    it.desk.begin(Order(1))
+    slot = Slot(0, b"f", origin(1, TASK_BYTES))
+    it.desk.add(1, it.window.open(slot, load=True))
+    (task,) = it.ask("a").tasks
+    assert report(it, "a", FileProgress(task.number, 0, 99)) == 99
+    it.window.begin_again(slot, origin(2, TASK_BYTES))
+    assert it.desk.in_flight_bytes(1) == 0
+
+
+def test_a_worker_that_reports_no_progress_is_an_older_one() -> None:
+    class Earlier(msgspec.Struct, tag="Work"):
+        worker: str
+        run: str
+        outcomes: list[TaskResult]
+        room_bytes: int
+
+    call = Work("w", "", [], 1, progress=[FileProgress(1, 0, 5)])
+    assert decode_call(encode(call)) == call
+    assert msgspec.msgpack.decode(encode(call), type=Earlier).worker == "w"
+    earlier = decode_call(msgspec.msgpack.encode(Earlier("w", "", [], 1)))
+    assert earlier == Work("w", "", [], 1)

@@ -301,6 +301,41 @@ def test_an_estimate_is_made_when_all_is_counted_and_something_was_done() -> Non
     assert (shown.rate_bytes_s, shown.eta_s) == (5.0, 6.0)
 
 
+def test_bytes_of_a_file_in_progress_are_shown_with_a_rate_and_an_estimate() -> None:
+    job = new()
+    parts = fed(job, 1, 2, size=1000)
+    job.counting_ended()
+    assert job.shown(NOW + 1, in_flight_bytes=0).eta_s is None
+    shown = job.shown(NOW + 2, in_flight_bytes=400)
+    assert (shown.bytes_done, shown.files_done, shown.bytes_fetched) == (400, 0, 0)
+    assert (shown.rate_bytes_s, shown.eta_s) == (200.0, 8.0), "no file has ended yet"
+    job.tick(NOW + 2, 400)
+    tell(job, parts[0])
+    shown = job.shown(NOW + 4, in_flight_bytes=0)
+    assert (shown.bytes_done, shown.files_done) == (1000, 1)
+    assert job.shown(NOW + 4, in_flight_bytes=999).bytes_done == 1999
+    assert write(job).record.bytes_done == 1000, "what is in progress is not recorded"
+
+
+def test_progress_that_is_dropped_is_no_rate() -> None:
+    job = new()
+    fed(job, 1, size=1000)
+    job.counting_ended()
+    job.tick(NOW + 1, 500)
+    shown = job.shown(NOW + 2, in_flight_bytes=0)
+    assert (shown.bytes_done, shown.rate_bytes_s, shown.eta_s) == (0, 0.0, None)
+
+
+def test_checks_have_no_bytes_in_progress() -> None:
+    """The second pass loads again what is missing; its bytes were counted in the first."""
+    job = new()
+    tell(job, *fed(job, 1, 2, size=1000))
+    second_pass(job, 1, 2)
+    job.tick(NOW + 1)
+    shown = job.shown(NOW + 2, in_flight_bytes=500)
+    assert (shown.bytes_done, shown.rate_bytes_s) == (2000, 0.0)
+
+
 def test_retry_begins_a_round_of_failures() -> None:
     job = new()
     tell(job, *fed(job, 1, 2)[:1], code="access-denied")

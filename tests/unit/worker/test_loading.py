@@ -12,7 +12,7 @@ import msgspec
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import AccessDenied
-from cachefs.core.jobs import Task, TaskFile, TaskKind, TaskResult
+from cachefs.core.jobs import FileProgress, Task, TaskFile, TaskKind, TaskResult
 from cachefs.core.policies import Rule
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, only, open_reader, read, run, until
 from worker.cache.cache import Cache
@@ -30,6 +30,7 @@ class FakeMaster:
         self.rig = rig
         self.tasks: list[Task] = []
         self.told: dict[int, TaskResult] = {}
+        self.progress: list[FileProgress] = []  # of the last call
         self.running = {1: 0}
         self.calls = 0
         self._numbers = 0
@@ -37,6 +38,7 @@ class FakeMaster:
 
     async def work(self, call: Work) -> Worked:
         self.calls += 1
+        self.progress = call.progress
         for one in call.outcomes:
             assert one.number not in self.told, "told twice"
             self.told[one.number] = one
@@ -348,6 +350,27 @@ def test_a_reader_and_a_load_of_one_file_bring_it_once(tmp_path: Path) -> None:
             assert rig.data[1].startswith(first)
             reader.close()
             assert worker.status()["origin_bytes"] == 24 * MIB
+
+    run(script())
+
+
+def test_a_poll_has_the_cached_bytes_of_files_in_progress(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 256 * MIB)
+        rig.put(1, 40 * MIB + 5)
+        async with loading(rig) as (worker, master):
+            reader = await open_reader(worker, 1)
+            await reader.at(40 * MIB, 5)
+            reader.close()
+            rig.origin.script.block("read")
+            task = asyncio.ensure_future(master.do([1]))
+            await until(lambda: master.progress)
+            ((number, place, cached_bytes),) = map(msgspec.structs.astuple, master.progress)
+            assert (number, place) == (1, 0)
+            assert 5 <= cached_bytes < 40 * MIB
+            rig.origin.script.unblock("read")
+            assert (await asyncio.wait_for(task, LIMIT_S)).failures == []
+            assert master.progress == [], "its result replaces it"
 
     run(script())
 

@@ -7,7 +7,15 @@ import random
 import pytest
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.jobs import FileFailure, Room, Task, TaskFile, TaskKind, TaskResult
+from cachefs.core.jobs import (
+    FileFailure,
+    FileProgress,
+    Room,
+    Task,
+    TaskFile,
+    TaskKind,
+    TaskResult,
+)
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from worker.loads.schedule import (
     LARGE_BYTES,
@@ -224,6 +232,37 @@ def test_a_master_that_answers_at_once_without_work_is_not_asked_in_a_loop() -> 
     assert loading.wake_at_s == pytest.approx(POLL_S)
     assert asked(loading.handle(WakeDue(), 0.1)) == []
     assert asked(loading.handle(WakeDue(), POLL_S)) != []
+
+
+def test_progress_is_of_files_of_several_pages_until_their_task_has_ended() -> None:
+    """A file that has ended counts until the task has: else it would be lost for that time."""
+    small, paged, large = file(1), file(2, 3 * PAGE_BYTES), file(3, 20 * PAGE_BYTES)
+    loading, begun = started(Task(7, 1, TaskKind.LOAD, [small, paged, large]))
+    cached = {2: PAGE_BYTES, 3: 5 * PAGE_BYTES}
+
+    def progress() -> list[FileProgress]:
+        return loading.progress(lambda one: cached[one.origin.content.ino])
+
+    assert progress() == [FileProgress(7, 1, PAGE_BYTES), FileProgress(7, 2, 5 * PAGE_BYTES)]
+    del cached[2]
+    end(loading, begun[0])
+    end(loading, begun[1])
+    cached[3] = 20 * PAGE_BYTES
+    loading.handle(FileFetched(begun[2].id, 2), 0.0)
+    assert progress() == [FileProgress(7, 1, 3 * PAGE_BYTES), FileProgress(7, 2, 20 * PAGE_BYTES)]
+    end(loading, begun[2])
+    assert progress() == []
+
+
+def test_failed_files_dropped_tasks_and_checks_have_no_progress() -> None:
+    size = 2 * PAGE_BYTES
+    checks = task(1, 2, size=size, kind=TaskKind.CHECK)
+    loading, begun = started(checks, task(2, 2, size=size), task(3, 2, job=2, size=size))
+    reported = {(one.number, one.place) for one in loading.progress(lambda file: 9)}
+    assert reported == {(2, 0), (2, 1), (3, 0), (3, 1)}
+    end(loading, begun[0], failure=FileFailure(0, "unreachable", "no"))
+    loading.handle(PollAnswered(Worked("run", [], {1: 0})), 0.0)  # job 2 has ended
+    assert loading.progress(lambda file: 9) == [FileProgress(2, 1, 9)]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -27,6 +27,8 @@ def test_a_map_is_a_set_of_pages(size: int, data: st.DataObject) -> None:
     assert pages.present_bytes == sum(range_bytes(size, page, page + 1) for page in have)
     first = data.draw(st.integers(0, count))
     end = data.draw(st.integers(first, count))
+    inside = have & {*range(first, end)}
+    assert pages.bytes_in(first, end) == sum(range_bytes(size, one, one + 1) for one in inside)
     taken = data.draw(st.sets(st.integers(0, 45)))
     found = list(pages.missing(first, end, sum(1 << page for page in taken)))
     absent = {page for page in range(first, end) if page not in have | taken}

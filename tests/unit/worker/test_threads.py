@@ -115,3 +115,33 @@ def test_calls_behind_hear_of_the_end() -> None:
         assert pool.close(5.0)
 
     asyncio.run(script())
+
+
+def test_calls_from_the_loop_and_from_a_thread_run_in_order_also_behind_one_that_raises() -> None:
+    async def script() -> None:
+        loop, came = asyncio.get_running_loop(), list[int]()
+        queue, raised = LoopCallbackQueue(loop), list[object]()
+        loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        ended = loop.create_future()
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        def from_thread() -> None:
+            queue.call(came.append, 3)
+            queue.call(queue.call_from_loop, came.append, 5)
+            queue.call(queue.call_from_loop, ended.set_result, None)
+
+        queue.call_from_loop(came.append, 1)
+        queue.call_from_loop(fail)
+        queue.call_from_loop(came.append, 2)
+        thread = threading.Thread(target=from_thread)
+        thread.start()
+        thread.join()
+        queue.call_from_loop(came.append, 4)
+        assert came == [], "not at once"
+        await asyncio.wait_for(ended, 5.0)
+        assert came == [1, 2, 3, 4, 5]
+        assert [type(one) for one in raised] == [ZeroDivisionError]
+
+    asyncio.run(script())

@@ -24,6 +24,7 @@ from tests.services.small_origin import SmallOrigin
 from tests.unit.worker.rig import LIMIT_S, run, until
 from worker.fill.small import reads as module
 from worker.fill.small.reads import IDLE_S, RECENT_S, RETRY_S, SmallFile, SmallReads
+from worker.runtime.threads import LoopCallbackQueue
 
 DATA = b"0123456789"
 
@@ -62,7 +63,8 @@ class Bench:
         self.events: list[Any] = []
         self.stored: list[bytes] = []
         self.refuses: Exception | None = None  # to store
-        self.reads = SmallReads(self, writers)  # type: ignore[arg-type]
+        wake = LoopCallbackQueue(asyncio.get_running_loop())
+        self.reads = SmallReads(self, writers, wake)  # type: ignore[arg-type]
         self.reads._loop = self  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
         self._ahead_s = 0.0

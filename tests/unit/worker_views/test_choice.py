@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.core.policies import AUTO, NATIVE, NEVER, above
+from cachefs.core.policies import (
+    AUTO,
+    NATIVE,
+    NEVER,
+    VIEW_LEAST_FILES,
+    VIEW_MOST_MEAN_BYTES,
+    above,
+)
 from worker.views.choice import (
-    LEAST_FILES,
     LEAST_PAUSE_S,
     MOST_DIRECTORIES,
-    MOST_MEAN_BYTES,
     MOST_PAUSE_S,
     MOST_REST_S,
     RECENT_S,
@@ -52,7 +57,7 @@ def chosen(
     return [one.path for one in found]
 
 
-ENOUGH = {b"a/x": LEAST_FILES, b"a/y": LEAST_FILES, b"b": LEAST_FILES}
+ENOUGH = {b"a/x": VIEW_LEAST_FILES, b"a/y": VIEW_LEAST_FILES, b"b": VIEW_LEAST_FILES}
 
 
 def test_the_highest_complete_directory_is_chosen() -> None:
@@ -68,16 +73,16 @@ def test_only_where_a_policy_says_so() -> None:
 
 
 def test_auto_takes_many_small_files_and_native_any() -> None:
-    few = counted({b"a": LEAST_FILES - 1})
+    few = counted({b"a": VIEW_LEAST_FILES - 1})
     assert (chosen(few, {b"": AUTO}), chosen(few, {b"": NATIVE})) == ([], [b""])
-    large = counted({b"a": LEAST_FILES}, size_bytes=MOST_MEAN_BYTES + 1)
+    large = counted({b"a": VIEW_LEAST_FILES}, size_bytes=VIEW_MOST_MEAN_BYTES + 1)
     assert (chosen(large, {b"": AUTO}), chosen(large, {b"": NATIVE})) == ([], [b""])
 
 
 def test_one_tier_must_have_everything() -> None:
-    counts = Counts(2, LEAST_FILES)
-    for number in range(2 * LEAST_FILES):
-        lacks = number < LEAST_FILES
+    counts = Counts(2, VIEW_LEAST_FILES)
+    for number in range(2 * VIEW_LEAST_FILES):
+        lacks = number < VIEW_LEAST_FILES
         counts.count(b"a" if lacks else b"b", number, 10, [lacks, False])
     (one,) = candidates(
         counts.totals(), ViewPolicies({b"": AUTO}), shown=(), is_paused=Pauses().__contains__
@@ -86,20 +91,23 @@ def test_one_tier_must_have_everything() -> None:
 
 
 def test_a_directory_that_was_never_listed_is_not_complete() -> None:
-    counts = counted({b"a/x": LEAST_FILES, b"a/y": LEAST_FILES})
+    counts = counted({b"a/x": VIEW_LEAST_FILES, b"a/y": VIEW_LEAST_FILES})
     counts.count_unlisted(b"a/z")
     assert chosen(counts, {b"": AUTO}) == [b"a/x", b"a/y"]
 
 
 def test_directories_that_cannot_be_covered_are_not_kept() -> None:
-    counts = Counts(1, LEAST_FILES)
-    for number in range(2 * LEAST_FILES):
+    counts = Counts(1, VIEW_LEAST_FILES)
+    for number in range(2 * VIEW_LEAST_FILES):
         counts.count(b"a/%d" % number, number, 10, [False])
         counts.count(b"a", -1 - number, 10, [False])  # its pages come between
     counts.count(b"b", 9_000_000, 10, [True])
     totals = counts.totals()
     assert [*totals] == [b"a"]
-    assert (totals[b"a"].files, totals[b"a"].directories) == (4 * LEAST_FILES, 2 * LEAST_FILES + 1)
+    assert (totals[b"a"].files, totals[b"a"].directories) == (
+        4 * VIEW_LEAST_FILES,
+        2 * VIEW_LEAST_FILES + 1,
+    )
 
 
 def test_nothing_meets_what_an_operator_froze() -> None:
@@ -146,7 +154,7 @@ def test_a_directory_must_look_the_same_for_a_while() -> None:
 
 
 def test_auto_begins_with_a_use_and_native_without() -> None:
-    counts = counted({b"a": LEAST_FILES})
+    counts = counted({b"a": VIEW_LEAST_FILES})
     counts.count(b"a", 9_000_000, 100, [False], used_s=5000)
     for policy in (AUTO, NATIVE):
         (one,) = candidates(
@@ -167,7 +175,7 @@ def test_auto_begins_with_a_use_and_native_without() -> None:
 def wide(directories: int) -> Counts:
     """Two directories, one of them with many below it, of a file each, and enough files itself."""
     files = {b"a/%d" % number: 1 for number in range(directories - 1)}
-    return counted({**files, b"a": LEAST_FILES, b"b": LEAST_FILES})
+    return counted({**files, b"a": VIEW_LEAST_FILES, b"b": VIEW_LEAST_FILES})
 
 
 def test_auto_covers_no_more_directories_than_the_kernel_watches_for_it() -> None:

@@ -6,7 +6,6 @@ Ordinary threads read a file where that fails. Owned by the loop.
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import logging
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from cachefs.core.model import Origin
 from connectors.fetch.batch_reader import BatchReader
 from connectors.fetch.request import AT_ONCE, NOT_SENT, NewConnections, RangeRequest
 from worker.fill.source import Source
-from worker.runtime.threads import Done, Threads
+from worker.runtime.threads import Done, LoopCallbackQueue, Threads
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +41,16 @@ class SmallReads:
     """The reads of one tier. `writers` store the bodies, where that may block; None: the loop
     does."""
 
-    def __init__(self, source: Source, writers: Threads | None) -> None:
+    def __init__(self, source: Source, writers: Threads | None, wake: LoopCallbackQueue) -> None:
         self._source = source
         self._writers = writers
+        self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._many: BatchReader | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_s = 0.0  # when it is due
         self._is_closed = False
         self._in_flight = 0
-        self._ends: collections.deque[tuple[Callable[[], None], Callable[[], None]]] = (
-            collections.deque()
-        )
         self._retry_at_s = float("-inf")
         self._started_s = float("-inf")  # the last read
 
@@ -174,18 +171,7 @@ class SmallReads:
         self._end_soon(report, functools.partial(file.done, None, error))
 
     def _end_soon(self, report: Callable[[], None], tell: Callable[[], None]) -> None:
-        self._ends.append((report, tell))
-        if len(self._ends) == 1:
-            self._loop.call_soon(self._end_all)
-
-    def _end_all(self) -> None:
-        """Ends reads. After one that fails, the others end in the next call of the loop."""
-        try:
-            while self._ends:
-                self._end(*self._ends.popleft())
-        finally:
-            if self._ends:
-                self._loop.call_soon(self._end_all)
+        self._wake.call_from_loop(self._end, report, tell)
 
     def _end(self, report: Callable[[], None], tell: Callable[[], None]) -> None:
         self._in_flight -= 1
