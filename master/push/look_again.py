@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Stale, Throttled
 from connectors.base import order_key
 from master.origins.syncer import Syncer
+from master.push.recent_reports import RecentReports
 from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s, most_worth_listing
 from master.state.unchecked import ALL, MAX_NAMES
 from master.store.base import Store
@@ -26,9 +26,9 @@ from master.tree import Mount, Place, Tree
 AT_ONCE: Final = 16  # requests to origins
 STEP: Final = 100  # names that are compared one by one before the next directory
 PAGE: Final = 4000  # names
-CROWD: Final = 8  # names of one directory in one call: a listing is expected to compare them
+CROWD: Final = 8  # names of one directory within a second: a listing is expected to compare them
 GATHER_S: Final = 0.25  # before recorded names are compared; twice as long each time, while
-LONGEST_GATHER_S: Final = 1.0  # further ones are recorded
+LONGEST_GATHER_S: Final = 2.0  # further ones are recorded
 RETRY_S: Final = 5.0  # after an origin's error
 
 Known = tuple[int, bytes, Place]
@@ -44,6 +44,7 @@ class LookAgain:
         self._unchecked = sync.unchecked
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._budget = WorkBudget(0.0)
+        self._reports = RecentReports()
         self._records = 0  # written since the last `_clean`
         self._rest: asyncio.Task[None] | None = None
 
@@ -64,7 +65,7 @@ class LookAgain:
         with self._store.snapshot() as reader:
             names = Names(reader)
             found = {path: known for path in paths if (known := self._doubtful(names, mount, path))}
-            crowded = set(_crowded(names, found.values()))
+            crowded = self._crowded(names, [doubtful[-1][0] for doubtful in found.values()])
         now = self._now()
         soon, later = dict[bytes, list[Known]](), list[Known]()
         for path, doubtful in found.items():
@@ -83,6 +84,13 @@ class LookAgain:
         listed. Returns when that is durable. Raises Throttled as `names` does."""
         if inos:
             await self._record([(ino, ALL) for ino in inos], [])
+
+    def _crowded(self, names: Names, directories: Sequence[int]) -> set[int]:
+        """Returns the directories of many reported names, if they were listed before: the size of
+        others is not known."""
+        self._reports.add(directories, self._now())
+        crowded = self._reports.crowded(directories, CROWD)
+        return {one for one in crowded if names.directory(one) is not None}
 
     async def _mark(self, later: Sequence[Known]) -> None:
         reported = [(directory, name) for directory, name, _ in later]
@@ -300,12 +308,3 @@ def _distrust(txn: Transaction, parent: int, name: bytes) -> None:
         txn.distrust(parent, order_key(name, is_directory))
     txn.distrust_directory(parent)
     txn.announce(parent, name)
-
-
-def _crowded(names: Names, found: Iterable[Sequence[Known]]) -> Iterator[int]:
-    """Yields the directories of many of these names, if they were listed before: the size of
-    others is not known."""
-    counts = Counter(doubtful[-1][0] for doubtful in found)
-    for directory, count in counts.items():
-        if count >= CROWD and names.directory(directory) is not None:
-            yield directory

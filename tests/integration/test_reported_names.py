@@ -122,6 +122,21 @@ def test_a_few_names_of_a_directory_are_compared_at_once(tmp_path: Path) -> None
     play(tmp_path, script)
 
 
+def test_names_that_are_reported_one_by_one_soon_cost_one_listing(tmp_path: Path) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        change_all(origin)
+        origin.stats = origin.lists = 0
+        for name in CHANGED[: 4 * CROWD]:
+            await master.look_again(b"/data", [name])
+        assert await size_of(master, b"/data/" + NAMES[2 * CROWD]) == 6
+        await until(lambda: nothing_unchecked(master))
+        assert origin.lists == 1
+        assert origin.stats < 2 * CROWD, "the first ones each by itself, then one for a reader"
+
+    play(tmp_path, script)
+
+
 def test_names_that_gather_in_a_directory_cost_one_listing(tmp_path: Path) -> None:
     """Those of several reports, too."""
 
