@@ -90,6 +90,7 @@ def serve(below: str, mountpoint: str) -> None:
             super().__init__()
             self._paths = {pyfuse3.ROOT_INODE: os.open(below, os.O_PATH)}
             self._listings: dict[int, list[tuple[int, bytes, Any]]] = {}
+            self._mtimes_ns: dict[int, int] = {}
 
         def _known(self, parent: int, name: bytes) -> Any:
             try:
@@ -109,8 +110,10 @@ def serve(below: str, mountpoint: str) -> None:
             for name in ("mode", "nlink", "uid", "gid", "size", "blocks"):
                 setattr(entry, f"st_{name}", getattr(info, f"st_{name}"))
             entry.st_ino = ino
-            entry.st_atime_ns, entry.st_mtime_ns = info.st_atime_ns, info.st_mtime_ns
-            entry.st_ctime_ns = info.st_ctime_ns
+            entry.st_atime_ns, entry.st_ctime_ns = info.st_atime_ns, info.st_ctime_ns
+            # A new mtime would make the kernel drop all pages of the file (FUSE_AUTO_INVAL_DATA).
+            # A local disk keeps them: a mapped file can be read while it hangs.
+            entry.st_mtime_ns = self._mtimes_ns.setdefault(ino, info.st_mtime_ns)
             entry.entry_timeout = entry.attr_timeout = 0.0  # everything is asked
             return entry
 
