@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ import msgspec
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, Started, SupervisorSpec
 from cachefs.launcher.state import StateHome
-from cachefs.launcher.stdin_document import standard_input
-from tests.services.cachefs_servers import ForkedProcess, fork_started
 from tests.unit.fuse.fake_node import FakeNode
 
 LIMIT_S = 60.0
@@ -45,7 +44,7 @@ class Mounted:
         self.path.mkdir()
         self.home = root / "home"
         self.log = root / "client.log"
-        self.process: ForkedProcess | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def spec(self, **changes: object) -> ClientSpec:
         spec = ClientSpec(
@@ -64,9 +63,15 @@ class Mounted:
         program = "cachefs.fuse.client"
         if self.transport != PYFUSE3:
             program, document = "cachefs.fuse.supervisor", SupervisorSpec(spec)
-        with standard_input(msgspec.msgpack.encode(document)) as stdin:
-            self.process = fork_started(program, stdin)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-m", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.process.stdin.write(msgspec.msgpack.encode(document))
+        self.process.stdin.close()
         line = self.process.stdout.read()
         self.process.stdout.close()
         return msgspec.json.decode(line, type=Started)

@@ -24,7 +24,6 @@ from cachefs.cli.session import find_target
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
 from tests.services.authority import Authority
-from tests.services.cachefs_servers import EXECUTE
 from tests.services.cluster import Cluster, Machine
 from tests.services.commands import run_cachefs
 from tests.services.environment import environment_of
@@ -250,13 +249,6 @@ def place(
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
-
-
-@pytest.fixture
-def executed_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has commands execute the programs of servers and clients, as at users. Elsewhere these are
-    forks (`tests/services/cachefs_servers.py`)."""
-    monkeypatch.setenv(EXECUTE, "1")
 
 
 @pytest.fixture

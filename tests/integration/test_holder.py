@@ -17,8 +17,6 @@ from cachefs.holder.holdings import MAX_ENTRIES
 from cachefs.holder.protocol import MAX_BYTES, SOCKET_NAME, Datagram, receive, send
 from tests.services.pods import HolderProcess
 
-pytestmark = pytest.mark.usefixtures("executed_servers")
-
 LIMIT_S = 10.0
 MOST_KIB = 12 << 10
 TURNS = 10_000

@@ -9,15 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
 from tests.services.namespaces import with_mount
 from tests.services.processes import is_running, wait_until
 from tests.services.proxy import FaultProxy
-
-pytestmark = pytest.mark.usefixtures("executed_servers")
 
 MIB = 1 << 20
 

@@ -19,8 +19,6 @@ from tests.services.authority import Authority
 from tests.services.cluster import ClusterFailed, Machine
 from tests.services.processes import wait_until
 
-pytestmark = pytest.mark.usefixtures("executed_servers")
-
 MIB = 1 << 20
 
 

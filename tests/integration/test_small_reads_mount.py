@@ -231,7 +231,6 @@ def anonymous_bytes(pid: int) -> int:
     return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
-@pytest.mark.usefixtures("executed_servers")  # a fork begins with the memory of another process
 def test_large_bodies_of_refusals_take_no_memory(
     node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes]
 ) -> None:

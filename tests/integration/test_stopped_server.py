@@ -18,8 +18,6 @@ from cachefs.launcher.hung_server import unanswered
 from tests.integration.conftest import Node
 from tests.services.processes import is_running, stop, wait_until
 
-pytestmark = pytest.mark.usefixtures("executed_servers")
-
 
 def server_of(node: Node, mountpoint: Path) -> int:
     (pid,) = [one["pid"] for one in node.processes(mountpoint) if one["role"] == "server"]

@@ -31,8 +31,6 @@ from tests.services.commands import CACHEFS
 from tests.services.namespaces import with_fuse_device
 from tests.services.processes import is_running, wait_until
 
-pytestmark = pytest.mark.usefixtures("executed_servers")
-
 MIB = 1 << 20
 NOBODY = 65534
 LIMIT_S = 60.0

@@ -34,8 +34,6 @@ from tests.services.processes import (
     wait_until,
 )
 
-pytestmark = pytest.mark.usefixtures("executed_servers")
-
 MIB = 1 << 20
 KILLS = 50
 LIMIT_S = 60.0

@@ -17,8 +17,6 @@ from tests.services.commands import run_program
 from tests.services.other_version import Installation, install
 from tests.services.processes import is_running, wait_until
 
-pytestmark = pytest.mark.usefixtures("executed_servers")
-
 EARLIER = "0.0.9"
 FILES = {f"d/{number}": body(number, 300_000) for number in range(20)}
 WAIT_S = 60.0

@@ -2,25 +2,91 @@
 `python -I cachefs_commands.py FD`. An import takes a quarter of a second of CPU time, and the tests
 run more than a thousand commands.
 
-FD is a socket of requests (`forks.py`): JSON (`argv`, `env`, `cwd`) with the command's standard
-output and error. The servers and clients that these commands start in the background are forks too
-(`cachefs_servers.py`), unless the environment of a command has the variable `EXECUTE`.
+FD is a SOCK_SEQPACKET socket. A request is JSON (`argv`, `env`, `cwd`) with three descriptors: the
+command's standard output and error, and a socket for the answer: the pid, and at the end the exit
+status as `os.waitpid` has it. This process has one thread, and ends when FD is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import json
 import os
+import selectors
 import socket
 import sys
-from pathlib import Path
-from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-from tests.services import cachefs_servers, forks
-
-sys.path.pop()
+from typing import Any, Final
 
 from cachefs.cli import app, main
+
+REQUEST_BYTES: Final = 128 << 10
+_FDS: Final = 3
+
+
+def import_commands() -> None:
+    """Imports what the commands import when they run; no garbage collection of a fork visits it."""
+    gc.disable()
+    for module, _ in app.COMMANDS.values():
+        importlib.import_module(f"cachefs.cli.commands.{module}")
+    gc.freeze()
+    gc.enable()
+
+
+class Forks:
+    """The requests and the commands under way: by pidfd the pid, and where the answer goes."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+        self._running: dict[int, tuple[int, socket.socket]] = {}
+
+    def serve(self) -> list[str]:
+        """Returns in each fork, with the arguments of its command; exits when nobody asks more."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._running:
+                    self._ended(key.fd)
+                    continue
+                data, fds, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, _FDS)
+                if not data:
+                    sys.exit(0)
+                if self._is_fork(fds):
+                    return become(json.loads(data), fds)
+
+    def _is_fork(self, fds: list[int]) -> bool:
+        """Forks. Returns whether this is the fork, which has none of the others' descriptors."""
+        if pid := os.fork():
+            answer = socket.socket(fileno=fds.pop())
+            for fd in fds:
+                os.close(fd)
+            tell(answer, pid)
+            pidfd = os.pidfd_open(pid)
+            self._running[pidfd] = (pid, answer)
+            self._selector.register(pidfd, selectors.EVENT_READ)
+            return False
+        self._selector.close()
+        self._requests.close()
+        for pidfd, (_, answer) in self._running.items():
+            os.close(pidfd)
+            answer.close()
+        return True
+
+    def _ended(self, pidfd: int) -> None:
+        pid, answer = self._running.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with answer:
+            tell(answer, status)
+
+
+def tell(answer: socket.socket, number: int) -> None:
+    """Sends a number, unless the test has given up."""
+    with contextlib.suppress(OSError):
+        answer.send(str(number).encode())
 
 
 def become(request: dict[str, Any], fds: list[int]) -> list[str]:
@@ -37,16 +103,6 @@ def become(request: dict[str, Any], fds: list[int]) -> list[str]:
     return sys.argv[1:]
 
 
-def run() -> int:
-    """Serves the requests; returns in each fork the exit code of its command."""
-    forks.import_all(f"cachefs.cli.commands.{module}" for module, _ in app.COMMANDS.values())
-    commands = forks.Forks(socket.socket(fileno=int(sys.argv[1])))
-    servers = cachefs_servers.Servers(commands)
-    arguments = become(*commands.serve())
-    if os.environ.pop(cachefs_servers.EXECUTE, None) is None:
-        servers.replace_starts()
-    return main.main(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(run())
+    import_commands()
+    sys.exit(main.main(Forks(socket.socket(fileno=int(sys.argv[1]))).serve()))

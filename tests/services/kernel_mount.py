@@ -32,7 +32,6 @@ from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.launcher.processes import Watch, ensure_server
 from tests.services.abort_late import abort
-from tests.services.cachefs_servers import forked_server
 from tests.services.kernel_process import Handed
 
 LIMIT_S: Final = 60.0
@@ -111,8 +110,7 @@ class KernelMount:
             cache_size_bytes=self._cache_size_bytes, sync_interval_s=self._sync_interval_s,
             admission="always",
         )  # fmt: skip
-        with forked_server():
-            self.server = ensure_server(spec).socket
+        self.server = ensure_server(spec).socket
         self.client = BlockingClient.connect(self.server)
         self._keeper = BlockingClient(connect_socket(self.server))
         self._keeper.call(m.Hello(role="fuse", pid=os.getpid()))  # the server outlives processes

@@ -144,8 +144,10 @@ class Supervisor:
             self._add(process)
             log.info("supervising the client %d, whose supervisor was lost", adopt.pid)
         else:
-            self._first = e.Ended(adopt.pid, clean=self._is_gone(), killed=True)
-            log.warning("client %d ended together with its supervisor", adopt.pid)
+            clean = self._is_gone()
+            self._first = e.Ended(adopt.pid, clean=clean, killed=True)
+            level = logging.INFO if clean else logging.WARNING
+            log.log(level, "client %d ended together with its supervisor", adopt.pid)
         self._ready.say(Started(os.getpid()))
 
     # ---- the mount ----
