@@ -63,9 +63,8 @@ class HdfsClient:
                 except BaseException as error:
                     if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                         raise
-                    if timed.is_overdue or not timed.is_disturbed:
+                    if not self._deadlines.may_try_again(timed):
                         raise self._failure(error, path, timed, limit_s) from error
-                    timed.is_disturbed = False
         finally:
             self._deadlines.end(timed)
 

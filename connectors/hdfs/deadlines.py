@@ -19,15 +19,15 @@ LONGEST_WAIT_S: Final = 60.0
 
 
 class TimedCall:
-    """A call in flight. `is_overdue`: an interrupt was meant for it; `is_disturbed`: an interrupt
-    was meant for another call."""
+    """A call in flight. `is_overdue`: an interrupt was meant for it; `ended_before`: the number of
+    interrupts that had ended when its present attempt started."""
 
-    __slots__ = ("due_s", "is_disturbed", "is_overdue")
+    __slots__ = ("due_s", "ended_before", "is_overdue")
 
-    def __init__(self, due_s: float) -> None:
+    def __init__(self, due_s: float, ended_before: int) -> None:
         self.due_s = due_s
+        self.ended_before = ended_before
         self.is_overdue = False
-        self.is_disturbed = False
 
 
 class Deadlines:
@@ -45,18 +45,28 @@ class Deadlines:
         self._calls: set[TimedCall] = set()
         self._wakes_at_s = 0.0
         self._freed_at_s = float("-inf")  # when the last overdue call returned
+        self._begun = self._ended = 0  # interrupts
         self._thread: threading.Thread | None = None
 
     def begin(self, limit_s: float) -> TimedCall:
         """Records a call of the current thread, which starts now. The caller passes it to `end`."""
-        call = TimedCall(self._clock() + limit_s)
         with self._changed:
+            call = TimedCall(self._clock() + limit_s, self._ended)
             self._calls.add(call)
             if self._thread is None:
                 self._start(call)
             elif call.due_s < self._wakes_at_s:
                 self._changed.notify_all()
         return call
+
+    def may_try_again(self, call: TimedCall) -> bool:
+        """Returns whether an interrupt for other calls may be why an attempt of this call failed,
+        and records that the next attempt starts. An interrupt that runs while an attempt starts
+        counts for this attempt, too."""
+        with self._changed:
+            is_disturbed = not call.is_overdue and self._begun > call.ended_before
+            call.ended_before = self._ended
+            return is_disturbed
 
     def end(self, call: TimedCall) -> None:
         with self._changed:
@@ -86,6 +96,8 @@ class Deadlines:
                 pause_s = self._wait()
             if pause_s:
                 self._interrupt()
+                with self._changed:
+                    self._ended = self._begun
                 time.sleep(pause_s)
 
     def _wait(self) -> float:
@@ -99,7 +111,7 @@ class Deadlines:
             return 0.0
         for call in self._calls:
             call.is_overdue = call.due_s <= now
-            call.is_disturbed = not call.is_overdue
+        self._begun += 1
         latest_s = max(call.due_s for call in self._calls if call.is_overdue)
         helped_s = max(latest_s, self._freed_at_s)
         return AGAIN_S if now - helped_s < SLOW_AFTER_S else SLOWLY_S

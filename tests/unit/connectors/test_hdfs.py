@@ -180,7 +180,9 @@ def test_a_call_is_interrupted_until_it_ends() -> None:
     deadlines = Deadlines(interrupt)
     late, early = deadlines.begin(0.05), deadlines.begin(30.0)
     assert ends.wait(10.0)
-    assert (late.is_overdue, early.is_overdue, early.is_disturbed) == (True, False, True)
+    assert (late.is_overdue, early.is_overdue) == (True, False)
+    assert not deadlines.may_try_again(late)
+    assert deadlines.may_try_again(early)
     deadlines.end(late)
     deadlines.end(early)
     count = len(seen)
@@ -188,11 +190,33 @@ def test_a_call_is_interrupted_until_it_ends() -> None:
         assert len(seen) <= count + 1
 
 
+def test_each_attempt_that_an_interrupt_for_another_call_ends_is_tried_again() -> None:
+    """Also the second one that the same interrupt ends: a retry connects while it runs. As an
+    error, it would be tried again by the caller, with a whole deadline."""
+    runs, go_on = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        runs.set()
+        assert go_on.wait(10.0)
+
+    deadlines = Deadlines(interrupt)
+    late, early = deadlines.begin(0.05), deadlines.begin(30.0)
+    assert runs.wait(10.0)
+    assert [deadlines.may_try_again(early) for _ in range(3)] == [True] * 3
+    deadlines.end(late)
+    go_on.set()
+    wait_until(lambda: deadlines._ended == 1, "the interrupt has ended")
+    assert deadlines.may_try_again(early), "the attempt started while it ran"
+    assert not deadlines.may_try_again(early), "this one started later"
+    deadlines.end(early)
+    deadlines.close()
+
+
 def test_interrupts_are_slow_once_they_free_no_call_any_more() -> None:
     """Many calls end one after another where the machine is busy: each waits for the fast pace."""
     now_s = 0.0
     deadlines = Deadlines(lambda: None, lambda: now_s)
-    first, second, later = (TimedCall(due_s) for due_s in (1.0, 1.0, 100.0))
+    first, second, later = (TimedCall(due_s, 0) for due_s in (1.0, 1.0, 100.0))
     deadlines._calls |= {first, second, later}
     now_s = 1.0 + SLOW_AFTER_S - 0.1
     assert deadlines._wait() == AGAIN_S
