@@ -14,7 +14,7 @@ from connectors.base import Body, Connector, Page
 from connectors.call_threads import Call, CallThreads
 from connectors.deadline import LEAST_BYTES_PER_S, until
 from connectors.decorator import Decorator
-from connectors.pages import ClosableListing
+from connectors.pages import close_listing
 from connectors.writing import WRITES, Expectation, writer_of
 
 T = TypeVar("T")
@@ -128,8 +128,8 @@ class _Listing:
 
     def close(self) -> None:
         """Ends the listing. Idempotent."""
-        if self._call is None and isinstance(self._inner, ClosableListing):
-            self._inner.close()
+        if self._call is None:
+            close_listing(self._inner)
 
 
 class _DeadlineBody:

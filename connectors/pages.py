@@ -26,14 +26,19 @@ class ClosableListing(Protocol):
         """Ends the listing. Idempotent; for the thread of the listing."""
 
 
+def close_listing(pages: Iterator[Page]) -> None:
+    """Ends a listing, if it has something to release. Idempotent."""
+    if isinstance(pages, ClosableListing):
+        pages.close()
+
+
 @contextlib.contextmanager
 def closing(pages: Iterator[Page]) -> Iterator[Iterator[Page]]:
     """Ends the listing with the block, read to its end or not."""
     try:
         yield pages
     finally:
-        if isinstance(pages, ClosableListing):
-            pages.close()
+        close_listing(pages)
 
 
 def _nothing() -> None:
@@ -92,5 +97,4 @@ class WrappedPages:
 
     def close(self) -> None:
         """Ends the listing. Idempotent."""
-        if isinstance(self._inner, ClosableListing):
-            self._inner.close()
+        close_listing(self._inner)

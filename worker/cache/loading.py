@@ -33,7 +33,7 @@ class CacheLoading:
         """Prepares for downloads of large files, which are likely to follow soon: the start of a
         process takes as long as the download of some 130 MB."""
         for tier in self._tiers.in_service()[:1]:
-            tier.expect_downloads()
+            tier.loading.expect_downloads()
 
     def load(self, load: Load) -> None:
         """Makes a content complete, durable and held. Its error may be NoRoom (see `room`),

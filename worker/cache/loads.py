@@ -78,6 +78,10 @@ class TierLoading:
         self._known: list[Load] = []  # to be looked up together
         self._few = asyncio.Semaphore(FEW)
 
+    def expect_downloads(self) -> None:
+        """See `CacheLoading`."""
+        self._filler.expect_downloads()
+
     def load(self, load: Load) -> None:
         """See `CacheLoading`."""
         origin = load.origin

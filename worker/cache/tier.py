@@ -411,10 +411,6 @@ class Tier:
             return self._space.may_fit_load
         return functools.partial(self._space.may_fit, entry=wanted)
 
-    def expect_downloads(self) -> None:
-        """Prepares for downloads of large files, which are likely to follow soon."""
-        self._supply.downloads.expect()
-
     def promise(self, origin: Origin) -> None:
         """Keeps the room of a large content that is placed here from other new contents."""
         self._promises.add(origin.content.key, origin.size)

@@ -81,6 +81,10 @@ class Filler:
         """Registers a call-back for pieces that end with a readable last page."""
         self._on_piece_end.append(on_piece_end)
 
+    def expect_downloads(self) -> None:
+        """Prepares for downloads of large files, which are likely to follow soon."""
+        self._supply.downloads.expect()
+
     @property
     def serves_small(self) -> bool:
         """Returns whether the loop has read small files recently."""
