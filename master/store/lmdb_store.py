@@ -1,7 +1,7 @@
 """A metadata store in one LMDB environment: durable commits, one writer, no server.
 
-The store owns its directory (0700) with `data.mdb`, `lock.mdb` and `owner.lock`. It holds a flock
-on `owner.lock` as long as it is open, so that two servers never write one namespace.
+The store owns its directory (0700) with `data.mdb` and `owner.lock`. It holds a flock on
+`owner.lock` as long as it is open, so that two servers never write one namespace.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Final, TypeVar
 import lmdb
 
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NoSpace, Unavailable
+from cachefs.core.lock_table import NAME as LOCK_TABLE
+from cachefs.core.lock_table import lock_table_in_memory
 from master.store.base import Reader, Table, Writer
 from master.store.group import GroupCommit
 
@@ -25,7 +27,7 @@ T = TypeVar("T")
 
 MAP_BYTES: Final = 1 << 40  # sparse: address space, not disk
 MIN_MAP_BYTES: Final = 1 << 30
-FILES: Final = ("data.mdb", "lock.mdb", "owner.lock")
+FILES: Final = ("data.mdb", LOCK_TABLE, "owner.lock")
 NETWORK_MAGICS: Final = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -109,7 +111,8 @@ class LmdbStore:
         self._owner_fd = _own(directory)
         try:
             with _translated(directory):
-                self._env = _open_environment(directory)
+                with lock_table_in_memory(directory):
+                    self._env = _open_environment(directory)
                 self._env.reader_check()
                 self._tables = [self._env.open_db(table.name.lower().encode()) for table in Table]
         except CacheFSError:

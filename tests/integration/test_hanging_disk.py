@@ -1,6 +1,7 @@
 """A cache directory on a disk that hangs: nothing freezes, reads go past it, and it comes back.
 
 The disk is a loop-back FUSE server of its own, stopped by SIGSTOP: a request to it waits for ever.
+Or it is ext4 that is frozen, where writes to mapped pages wait as well.
 """
 
 from __future__ import annotations
@@ -20,21 +21,29 @@ import pytest
 
 from cachefs.core.errors import Unavailable
 from tests.integration.conftest import Bucket, Node
+from tests.services.frozen_disk import FrozenDisk, frozen_disk
 from tests.services.hanging_disk import HangingDisk, hanging_disk
 from tests.services.loading import fetch
 from tests.services.processes import wait_until
+from tests.services.thin_disk import drop_pages
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, until
 from worker.cache.cache import Cache
 from worker.cache.grants import Grant
+from worker.store.changes import PutFile
+from worker.store.index import Index
+from worker.store.records import FileRecord
 
 SMALL = 110 << 10
 DETECTED_S = 30.0  # within this the disk is found to hang, or to answer again
 LAG_S = 6.0  # a disk that hangs holds up whoever waits for it for longer
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[HangingDisk]:
-    with hanging_disk(tmp_path) as disk:
+Disk = HangingDisk | FrozenDisk
+
+
+@pytest.fixture(params=[hanging_disk, frozen_disk])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    with request.param(tmp_path) as disk:
         yield disk
 
 
@@ -145,7 +154,7 @@ def state(worker: Cache) -> str:
     return found
 
 
-def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> None:
+def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: Disk) -> None:
     async def script() -> None:
         rig = Rig(disk.path, 200 * MIB, memory_limit_bytes=400 * MIB)
         for ino in range(1, 13):
@@ -191,7 +200,28 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> 
     run(script())
 
 
-def test_a_worker_ends_while_the_disk_hangs(disk: HangingDisk) -> None:
+def test_a_kept_index_is_read_while_its_disk_hangs(tmp_path: Path) -> None:
+    """Pages that were written and not read since are the first that the kernel drops."""
+    keys = [bytes(32) + number.to_bytes(4) for number in range(20_000)]
+    with hanging_disk(tmp_path) as disk:
+        (disk.path / "index").mkdir()
+        index = Index(str(disk.path / "index"), b"tier")
+        index.write([PutFile(key, FileRecord(0, "", 1, SMALL, True, 0, SMALL), {}) for key in keys])
+        index.sync()
+        index.keep_in_memory(64 * MIB)
+        assert index.resident_bytes > MIB
+        drop_pages(disk.path / "index" / "data.mdb")
+        disk.hang()
+        started = time.monotonic()
+        found = index.scan(b"", len(keys))
+        took_s = time.monotonic() - started
+        disk.go_on()
+        index.close()
+    assert [key for key, _ in found] == keys
+    assert took_s < LAG_S
+
+
+def test_a_worker_ends_while_the_disk_hangs(disk: Disk) -> None:
     async def script() -> None:
         rig = Rig(disk.path, 200 * MIB)
         rig.put(1, SMALL)
@@ -214,7 +244,7 @@ def test_a_worker_ends_while_the_disk_hangs(disk: HangingDisk) -> None:
 
 
 def test_a_mount_serves_while_its_cache_disk_hangs(
-    disk: HangingDisk, node: Node, bucket: Bucket, tmp_path: Path
+    disk: Disk, node: Node, bucket: Bucket, tmp_path: Path
 ) -> None:
     node.allowed_log += [
         "does not answer", "past the cache", "cache disk", "closed with requests in flight",
@@ -223,7 +253,7 @@ def test_a_mount_serves_while_its_cache_disk_hangs(
     data["big"] = os.urandom(24 * MIB)
     bucket.fill(data)
     mountpoint = node.mount(
-        bucket.url, *bucket.options, "--cache-dir", disk.path / "cache", "--cache-size", "1GiB"
+        bucket.url, *bucket.options, "--cache-dir", disk.path / "cache", "--cache-size", "256MiB"
     )
     for name in ("f0", "f1"):
         assert (mountpoint / name).read_bytes() == data[name]

@@ -22,9 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.services.late_command import LateCommand
+
 REPOSITORY = Path(__file__).parents[2]
 START_LIMIT_S = 20.0
 LEAVE_S = 3.0
+HANGS_S = 120.0
 
 
 class HangingDisk:
@@ -34,13 +37,19 @@ class HangingDisk:
         self.path = path
         self.below = below
         self._process = process
+        self._late: LateCommand | None = None
 
     def hang(self) -> None:
+        """For `HANGS_S` at most: if all threads of this process wait for the disk, a test fails."""
+        self._late = LateCommand(HANGS_S, "kill", "-CONT", str(self._process.pid))
         os.kill(self._process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def go_on(self) -> None:
+        """Idempotent."""
         os.kill(self._process.pid, signal.SIGCONT)
+        if self._late is not None:
+            self._late.cancel()
 
 
 @contextlib.contextmanager
@@ -52,11 +61,12 @@ def hanging_disk(root: Path) -> Iterator[HangingDisk]:
     command = [sys.executable, "-m", "tests.services.hanging_disk", str(below), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdout is not None
+        disk = HangingDisk(path, below, process)
         try:
             assert process.stdout.readline() == b"ready\n"
-            yield HangingDisk(path, below, process)
+            yield disk
         finally:
-            process.send_signal(signal.SIGCONT)
+            disk.go_on()
             _unmount(path)
             process.kill()
             process.wait(START_LIMIT_S)

@@ -12,16 +12,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.services.loop_device import LIMIT_S, loop_device, run, unmount_when_free
 from tests.services.processes import wait_until
 
 MIB: Final = 1 << 20
 IMAGE_BYTES: Final = 512 * MIB
-LIMIT_S: Final = 60.0
 
 
 class ThinDisk:
@@ -65,16 +64,15 @@ def thin_disk(root: Path, size_bytes: int = 256 * MIB) -> Iterator[ThinDisk]:
     path.mkdir()
     below.mkdir()
     with contextlib.ExitStack() as stack:
-        _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", below)
-        stack.callback(_unmount_when_free, below)
+        run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", below)
+        stack.callback(unmount_when_free, below)
         image = below / "image"
         with image.open("wb") as file:
             file.truncate(IMAGE_BYTES)
-        device = _run("losetup", "--show", "--find", image).strip()
-        stack.callback(_run, "losetup", "--detach", device)
-        _run("mkfs.ext4", "-q", "-O", "^has_journal", "-E", "nodiscard", device)
-        _run("mount", device, path)
-        stack.callback(_run, "umount", path)
+        device = stack.enter_context(loop_device(image))
+        run("mkfs.ext4", "-q", "-O", "^has_journal", "-E", "nodiscard", device)
+        run("mount", device, path)
+        stack.callback(run, "umount", path)
         yield ThinDisk(path, below)
 
 
@@ -95,20 +93,3 @@ def drop_pages_below(directory: Path) -> None:
             drop_pages(path)
     except OSError:
         Path("/proc/sys/vm/drop_caches").write_text("1")
-
-
-def _unmount_when_free(path: Path) -> None:
-    """Unmounts a file system that had the file of a loop device: the kernel may let go of that file
-    after `losetup --detach` has returned."""
-
-    def unmounted() -> bool:
-        done = subprocess.run(["umount", path], capture_output=True, timeout=LIMIT_S, check=False)
-        return done.returncode == 0
-
-    wait_until(unmounted, f"{path} is unmounted", LIMIT_S)
-
-
-def _run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout

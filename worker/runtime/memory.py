@@ -1,7 +1,8 @@
 """The memory budget of a worker: the memory in use by kind, and the limits of each kind. Pure.
 
     process    the interpreter, libraries, stacks: an estimate
-    metadata   eviction order, live files, handles: an estimate by count
+    metadata   eviction order, live files, handles: an estimate by count; and the parts of indexes
+               that are locked in memory
     buffers    bodies in flight for waiting readers
     windows    bodies in flight for prefetches
     segments   data that bypasses the tier in memory, while its disk fails or hangs, or while the
@@ -23,6 +24,8 @@ DEFAULT_SHARE: Final = 0.8  # of the memory limit of this process
 LEAST_BYTES: Final = 128 * MIB
 PROCESS_BYTES: Final = 96 * MIB
 KNOWN_BYTES: Final = 250  # of a cached file that is not open: eviction order, last use
+INDEX_SHARE: Final = 16  # an index takes at most 1/16 of the limit
+MOST_INDEX_BYTES: Final = 1 << 30  # locked, of about four million files
 LIVE_BYTES: Final = 6_000  # of a file that is open or being filled
 BUFFER_BYTES: Final = 2 * MIB  # of a body in flight, for any destination
 SEGMENT_SHARE: Final = 4  # segments take at most 1/4 of the limit
@@ -88,6 +91,11 @@ class MemoryBudget:
     def return_tier(self, size_bytes: int) -> None:
         """Returns the reserved memory of a closed tier."""
         self._promised_bytes -= size_bytes
+
+    @property
+    def index_limit_bytes(self) -> int:
+        """The most that the index of a tier may keep in memory."""
+        return min(MOST_INDEX_BYTES, self.limit_bytes // INDEX_SHARE)
 
     # ---- pressure ----
 

@@ -454,10 +454,11 @@ class TierDirectory:
 
     def close(self, *, in_use: bool = False) -> None:
         """Closes the tier and releases its lock last. Idempotent. `in_use`: a thread may still read
-        the index, which then stays mapped; unmapping it would kill the process."""
-        if hasattr(self, "index") and not in_use:
-            self.index.close()
-            self.tree_watches.close()
+        the index, see `Index.close`."""
+        if hasattr(self, "index"):
+            self.index.close(in_use=in_use)
+            if not in_use:
+                self.tree_watches.close()
         for fd in (*self._fds.values(), self._dir_fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)

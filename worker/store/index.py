@@ -12,11 +12,13 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import lmdb
 import msgspec
 
+from cachefs.core.lock_table import lock_table_in_memory
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import page_count, range_bytes
 from worker.store.records import (
@@ -27,13 +29,13 @@ from worker.store.records import (
     FileRecord,
     IndexMeta,
     block_key,
-    block_of_key,
     block_pages,
     decode_file,
     decode_meta,
     encode_file,
     encode_meta,
 )
+from worker.store.resident_pages import ResidentPages
 from worker.store.view_records import (
     NameRecord,
     ViewRecord,
@@ -157,8 +159,10 @@ class Index:
         self.path = path
         self.fresh = False
         self.file_count = 0  # at the last commit; in memory
+        self._resident: ResidentPages | None = None
         try:
-            self._env = _open_environment(path)
+            with lock_table_in_memory(Path(path)):
+                self._env = _open_environment(path)
             try:
                 self.files = self._env.open_db(b"files")
                 self.pages = self._env.open_db(b"pages")
@@ -259,16 +263,11 @@ class Index:
         return bits.bit_count() * PAGE_BYTES - (short if bits >> last & 1 else 0)
 
     def _blocks(self, key: bytes, size_bytes: int) -> Iterator[tuple[int, BlockRecord]]:
-        with self._reading() as txn, txn.cursor(self.pages) as cursor:
-            found = cursor.set_range(key)
-            while found and cursor.key().startswith(key):
-                number = block_of_key(cursor.key())
-                if number * BLOCK_PAGES < page_count(size_bytes):
-                    try:
-                        yield number, BlockRecord(block_pages(size_bytes, number), cursor.value())
-                    except ValueError:
-                        pass  # of another size: counts as absent
-                found = cursor.next()
+        with self._reading() as txn:
+            for number in range(-(-page_count(size_bytes) // BLOCK_PAGES)):
+                block = self._block(txn, key, size_bytes, number)
+                if block is not None:
+                    yield number, block
 
     def scan(self, after: bytes, limit: int) -> list[tuple[bytes, FileRecord]]:
         """Returns up to `limit` records in key order whose key is greater than `after`."""
@@ -332,14 +331,31 @@ class Index:
         except lmdb.Error as err:
             raise IndexLost(errno.EIO, f"the index cannot be forced to the disk: {err}") from err
 
+    @property
+    def resident_bytes(self) -> int:
+        """The part of the index that is kept in memory."""
+        return self._resident.resident_bytes if self._resident else 0
+
+    def keep_in_memory(self, most_bytes: int) -> None:
+        """Keeps the index in memory, up to `most_bytes` of it, as it is now: reads of it then wait
+        for no disk. A later call keeps what it has gained, too. Raises OSError."""
+        if self._resident is None:
+            self._resident = ResidentPages(os.path.join(self.path, "data.mdb"), most_bytes)
+        self._resident.refresh()
+
     def allocated_bytes(self) -> int:
         """Returns the disk space of the index."""
         return sum(
             os.stat(os.path.join(self.path, name)).st_blocks * 512 for name in os.listdir(self.path)
         )
 
-    def close(self) -> None:
-        self._env.close()
+    def close(self, *, in_use: bool = False) -> None:
+        """Closes the index. `in_use`: a thread may still read it, so LMDB's map stays; unmapping it
+        would kill the process."""
+        if self._resident is not None:
+            self._resident.close()
+        if not in_use:
+            self._env.close()
 
 
 def _decoded(data: Any) -> FileRecord | None:

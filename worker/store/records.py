@@ -78,11 +78,6 @@ def block_key(key: bytes, block: int) -> bytes:
     return key + _BLOCK.pack(block)
 
 
-def block_of_key(key: bytes) -> int:
-    number: int = _BLOCK.unpack(key[KEY_BYTES:])[0]
-    return number
-
-
 def block_pages(size_bytes: int, block: int) -> int:
     """Returns the number of pages of a block, in a file of that size."""
     return min(BLOCK_PAGES, page_count(size_bytes) - block * BLOCK_PAGES)

@@ -33,6 +33,7 @@ SCAN_FILES: Final = 20_000  # of one call of a thread
 LOAD_FILES: Final = 2_000  # into the order in one step of the loop
 TICK_S: Final = 1.0
 RETRY_S: Final = 5.0
+KEEP_INDEX_S: Final = 30.0
 MOST_TOUCHED: Final = 100_000  # last uses kept between two writes; more are forgotten
 TOUCHES_PER_WRITE: Final = 2_000
 
@@ -62,7 +63,7 @@ class Housekeeping:
         self._commits_at_sync = -1 if self._disk.directory.has_unsynced else 0
         self._failed_commits_at_sync = 0
         self._scratch_fills_at_sync = 0
-        self._synced_at_s = self._context.monotonic()
+        self._synced_at_s = self._index_kept_at_s = self._context.monotonic()
 
     def read(self, key: bytes) -> None:
         """A cached file is used now, by a reader: that is what it was held for."""
@@ -99,6 +100,7 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        await self.keep_index_in_memory()
         await self._until_done(self.load_order)
         await self._until_done(self.sweep)
         while True:
@@ -128,6 +130,19 @@ class Housekeeping:
             await self.sync()
         await self._lost_writes.try_again()
         await self.measure_overhead()
+        if now - self._index_kept_at_s >= KEEP_INDEX_S:
+            await self.keep_index_in_memory()
+
+    async def keep_index_in_memory(self) -> None:
+        """Keeps what the index has by now in memory, up to a share of the memory budget."""
+        self._index_kept_at_s = self._context.monotonic()
+        if self._disk.directory.in_memory:
+            return
+        most_bytes = self._context.memory.index_limit_bytes
+        try:
+            await self._disk.threads.run(self._disk.directory.index.keep_in_memory, most_bytes)
+        except OSError as err:
+            self._catalog.disk_fault(err)
 
     async def measure_overhead(self) -> None:
         try:
@@ -304,6 +319,7 @@ def count_memory(
 ) -> None:
     """Reports the tier's metadata, and its bytes if it is in memory, to the memory budget."""
     ledger = contents.ledger
-    metadata_bytes = len(contents.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    counted_bytes = len(contents.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    metadata_bytes = counted_bytes + disk.directory.index.resident_bytes
     tier_bytes = ledger.used_bytes + ledger.reserved_bytes if disk.directory.in_memory else 0
     context.count_memory(metadata_bytes, tier_bytes)
