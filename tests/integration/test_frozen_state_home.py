@@ -89,3 +89,41 @@ def test_no_process_waits_for_its_log(
     wait_until((mnt / "later/f").exists, "the name is written")
     wait_until(lambda: node.logs().count("no answer within") >= 2, "the log has what was queued")
     node.umount(mnt)
+
+
+def test_known_names_are_answered_while_the_names_cannot_be_written(
+    node: Node, bucket: Bucket, home_disk: FrozenDisk, tmp_path: Path
+) -> None:
+    """[S-names-unwritten] The origin confirms each: the sync interval ends during the freeze."""
+    data = {f"f{n}": os.urandom(SMALL) for n in range(20)}
+    bucket.fill(data | {"later/f": b"later"})
+    interval_s = 1.0
+    mnt = node.mount(
+        *(bucket.url, *bucket.options, "--origin-deadline", f"{DEADLINE_S:g}s"),
+        *("--cache-dir", tmp_path / "cache", "--cache-size", "256MiB"),
+        *("--sync-interval", f"{interval_s:g}s"),
+    )
+    assert len(os.listdir(mnt)) == 21
+    assert (mnt / "f1").read_bytes() == data["f1"]
+    changed = os.urandom(SMALL)
+    home_disk.hang()
+    try:
+        bucket.put("f9", changed)
+        until = time.monotonic() + 4 * interval_s
+        while time.monotonic() < until:  # each name is checked several times
+            for name in ("f1", "f2", "f3"):
+                assert (mnt / name).read_bytes() == data[name]
+        with within(QUICK_S):
+            assert (mnt / "f4").read_bytes() == data["f4"]
+        with within(2 * DEADLINE_S + 2 * QUICK_S):
+            assert error_of((mnt / "f9").read_bytes) == errno.EIO
+        assert len(os.listdir(mnt)) == 21
+        with within(QUICK_S):
+            assert len(os.listdir(mnt)) == 21
+        assert "its disk has not answered for" in node.run("doctor").stdout
+    finally:
+        home_disk.go_on()
+    wait_until(lambda: (mnt / "f9").read_bytes() == changed, "the change is visible")
+    assert (mnt / "later/f").read_bytes() == b"later"
+    assert "has not answered" not in node.run("doctor").stdout
+    node.umount(mnt)
