@@ -82,8 +82,7 @@ def _split(url: str) -> tuple[str, str]:
         return "file", url
     name, separator, rest = url.partition("://")
     if not separator:
-        remedy = f"write it with one of {_shown(_installed().names)}"
-        raise BadConfig(f"not a source: {url!r}", remedy=remedy)
+        raise BadConfig(f"not a source: {url!r}", remedy=f"write it with one of {_shown()}")
     return name.lower(), rest
 
 
@@ -111,10 +110,15 @@ def _find(name: str, url: str) -> _Plugin:
             plugin = _load(_choose(wanted, found))
             if wanted == name or plugin.scheme.is_family:
                 return plugin
-    near = difflib.get_close_matches(name, installed.names, n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]}://? " if near else ""
-    remedy = f"{meant}known: {_shown(installed.names)}"
-    raise BadConfig(f"unknown scheme {name}:// in {url!r}", remedy=remedy)
+    raise BadConfig(f"unknown scheme {name}:// in {url!r}", remedy=_meant(name, installed.names))
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """Returns the remedy for an unknown scheme."""
+    if name in ("http", "https"):
+        return "write a bucket as s3://BUCKET/PREFIX, and the URL of its server as --endpoint-url"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"{f'did you mean {_written(near[0])}? ' if near else ''}known: {_shown()}"
 
 
 def _choose(name: str, found: Collection[EntryPoint]) -> EntryPoint:
@@ -169,5 +173,13 @@ def _distribution(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "?"
 
 
-def _shown(names: Collection[str]) -> str:
-    return ", ".join(f"{name}://" for name in sorted(names))
+def _shown() -> str:
+    """Returns the known schemes, a family with the protocol that a source of it names."""
+    return ", ".join(_written(name) for name in sorted(_installed().names))
+
+
+def _written(name: str) -> str:
+    with contextlib.suppress(BadConfig, Unsupported):  # a plug-in that fails is listed, too
+        if _load(_choose(name, list(_installed().select(name=name)))).scheme.is_family:
+            return f"{name}+PROTOCOL://"
+    return f"{name}://"

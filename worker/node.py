@@ -15,7 +15,7 @@ from typing import Any, Final
 import cachefs
 from cachefs.core import cluster as c
 from cachefs.core.access import Caller, join_address, parse_address
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
+from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable, os_reason
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import WorkerSpec
@@ -205,8 +205,8 @@ class Node:
             port = await server.start(*self._listen)
         except OSError as err:
             raise BadConfig(
-                f"cannot listen on {self._spec.listen}: {err.strerror or err}",
-                remedy="choose another --listen",
+                f"cannot listen on {self._spec.listen}: {os_reason(err)}",
+                remedy="end the process that listens there, or choose another --listen",
             ) from err
         stack.push_async_callback(server.stop)
         if self._spec.advertise:

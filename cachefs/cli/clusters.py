@@ -29,6 +29,7 @@ from cachefs.launcher.state import CACHE_NAME, StateHome
 
 AUTO: Final = "auto"
 MASTER_S: Final = 10.0
+NO_CLUSTER: Final = "start a cluster: cachefs up, or name its master: --master HOST:PORT"
 
 
 def security(chosen: Config, master: str) -> Security:
@@ -98,7 +99,7 @@ def is_cluster_configured(chosen: Config, home: StateHome) -> bool:
     if chosen.text("master"):
         return True
     up = local.read(home)
-    return up is not None and any(process.runs for process in up.processes)
+    return up is not None and up.runs
 
 
 def is_master(where: str) -> bool:
@@ -109,7 +110,8 @@ def is_master(where: str) -> bool:
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
     """Returns a client of the admin API; sends nothing yet. Raises BadConfig, AccessDenied."""
     url = master_of(chosen, home)
-    return AdminClient(url, security(chosen, url))
+    remedy = "" if is_cluster_configured(chosen, home) else NO_CLUSTER
+    return AdminClient(url, security(chosen, url), remedy=remedy)
 
 
 def admin_at(url: str, chosen: Config) -> AdminClient:

@@ -36,7 +36,8 @@ def _check_owner(mountpoint: str) -> None:
     mount = read_mounts().at(mountpoint)
     if mount is not None and mount.owner_uid not in (-1, os.geteuid()):
         owner = shown_user(mount.owner_uid)
-        remedy = f"unmount as {owner} or as root: sudo cachefs umount {shlex.quote(mountpoint)}"
+        may = "root" if mount.owner_uid == 0 else f"{owner} or as root"
+        remedy = f"unmount as {may}: sudo cachefs umount {shlex.quote(mountpoint)}"
         raise AccessDenied(f"it is a mount of user {owner}", path=mountpoint, remedy=remedy)
 
 

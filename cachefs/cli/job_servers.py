@@ -161,7 +161,8 @@ class Finder:
 
     def everywhere(self) -> list[Place]:
         """Returns every namespace that is mounted here and that of the configured cluster, each
-        once. Prints a warning for a server that does not answer, and leaves it out."""
+        once; with --master only that of this master. Prints a warning for a server that does not
+        answer, and leaves it out."""
         found: dict[NamespaceId, Place] = {}
         for place in self._candidates():
             try:
@@ -171,7 +172,8 @@ class Finder:
         return [*found.values()]
 
     def _candidates(self) -> list[Place]:
-        records = all_records(self._mounts.ours(), self._home)
+        named = self._chosen.is_flag("master")
+        records = [] if named else all_records(self._mounts.ours(), self._home)
         places: list[Place] = [MountPlace(record) for record in records]
         if clusters.is_cluster_configured(self._chosen, self._home):
             places.append(self._master(clusters.master_of(self._chosen, self._home)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 # The exit code of a command whose result lacks the data of workers that did not answer.
 INCOMPLETE: Final = 3
+WAIT_S: Final = 2.0  # without a sign of life
 SHOWN_WORKERS: Final = 5  # that a warning names
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -46,6 +49,21 @@ def live() -> Live:
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+@contextlib.contextmanager
+def announced(text: str) -> Iterator[None]:
+    """Prints a line if its block takes longer than `WAIT_S` and standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(WAIT_S, click.echo, (f"cachefs: {line_of(text)}",), {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def warn(text: str) -> None:

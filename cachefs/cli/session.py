@@ -116,8 +116,15 @@ class Session:
         self._client = client
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:
-        """Sends a request and returns its reply, whose type is checked. Raises the typed errors."""
-        return checked(self._client.call(body, CALL_TIMEOUT_S), answer)
+        """Sends a request and returns its reply, whose type is checked. Raises the typed errors,
+        with the requested path as the mount shows it."""
+        try:
+            return checked(self._client.call(body, CALL_TIMEOUT_S), answer)
+        except CacheFSError as err:
+            path = getattr(body, "path", b"").strip(b"/")
+            if path and err.path.strip("/") == output.text_of(path):
+                err.path = path_in_mount(self.record, path)
+            raise
 
     def resolve(self, target: Target) -> Inode:
         """Returns the inode at the target's path. Raises NotFound."""

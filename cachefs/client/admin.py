@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cachefs.client.http import UNIX, HttpClient
+from cachefs.client.http import RUNNING, UNIX, HttpClient
 from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
@@ -42,9 +42,12 @@ class AdminClient:
     context manager. Every method raises the typed error of the reply, Unreachable, DeadlineExceeded
     and ProtocolError. Paths are bytes below the namespace root."""
 
-    def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
-        """Sends nothing yet. Raises BadConfig, AccessDenied."""
-        self._http = HttpClient(url, security, name=name)
+    def __init__(
+        self, url: str, security: Security, *, name: str = "the master", remedy: str = ""
+    ) -> None:
+        """Sends nothing yet. Raises BadConfig, AccessDenied. `remedy`: for a process that does not
+        answer."""
+        self._http = HttpClient(url, security, name=name, remedy=remedy or RUNNING)
         self._name = name
 
     @classmethod

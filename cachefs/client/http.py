@@ -41,17 +41,26 @@ _PROBE_VALID_S: Final = 1.0  # how long a reply proves that the process runs
 _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 UNIX: Final = "unix:"  # prefix of a socket's path, in place of a URL
+RUNNING: Final = "is it running there?"
 _MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 
 class HttpClient:
     """A client of the process at `url`, or at the socket `unix:PATH`. Belongs to one thread. Before
     a request that may take long, it checks that the process is running. Raises BadConfig and
-    AccessDenied for the files of `security`."""
+    AccessDenied for the files of `security`. `remedy`: for a process that does not answer."""
 
-    def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
+    def __init__(
+        self,
+        url: str,
+        security: Security,
+        *,
+        name: str = "the master",
+        remedy: str = RUNNING,
+    ) -> None:
         self.url = url
         self._name = name
+        self._remedy = remedy
         self._tokens = TokenFile(security.token_file)
         self._context = client_context(security, url)
         self._presents_to = presents_to(security)
@@ -172,7 +181,7 @@ class HttpClient:
             return AccessDenied(err.strerror or str(err), path=self.url)
         if isinstance(err, OSError):
             cause = f"{self._name} does not answer: {err.strerror or err}"
-            return Unreachable(cause, path=self.url, remedy="is it running there?")
+            return Unreachable(cause, path=self.url, remedy=self._remedy)
         if isinstance(err, http.client.HTTPException):
             return Unreachable(f"{self._name} broke the connection: {err!r}", path=self.url)
         return err

@@ -170,8 +170,8 @@ def parse_value(setting: Setting, raw: Any, source: str) -> Value:
     try:
         value = _PARSERS[setting.type](setting, raw)
     except BadConfig as err:
-        cause = f"{source}: {setting.name}: {err.cause}"
-        raise BadConfig(cause, remedy=err.remedy) from err
+        where = source if source.startswith("flag ") else f"{source}: {setting.name}"
+        raise BadConfig(f"{where}: {err.cause}", remedy=err.remedy) from err
     return Value(setting, value, source)
 
 

@@ -262,13 +262,23 @@ def _origin(source: SourceFacts) -> HealthProblem:
 def _master(facts: Facts | SourceFacts, now: float) -> Iterator[HealthProblem]:
     """Yields the problems of a master's store and of its load jobs."""
     yield from _store(facts.store)
+    place = _place_of_jobs(facts)
     for job in facts.failed_jobs:
         if now - job.ended_at_s < FAILED_FOR_S:
-            remedy = f"see why: cachefs jobs show {job.job}; then cachefs jobs retry {job.job}"
+            named = f"{job.job}{place}"
+            remedy = f"see why: cachefs jobs show {named}; then cachefs jobs retry {named}"
             yield problem("JOB_FAILED", f"job {job.job}", job.message, remedy, job.ended_at_s)
     for job in facts.waiting_jobs:
-        remedy = f"remove the cause, or stop the job: cachefs jobs stop {job.job}"
+        remedy = f"remove the cause, or stop the job: cachefs jobs stop {job.job}{place}"
         yield problem("JOB_WAITS", f"job {job.job}", job.message, remedy)
+
+
+def _place_of_jobs(facts: Facts | SourceFacts) -> str:
+    """Returns the argument that names the jobs of an embedded server; "" for a cluster: commands
+    name its master by --master."""
+    if isinstance(facts, Facts) or facts.master or not facts.url:
+        return ""
+    return f" {shlex.quote(facts.url)}"
 
 
 def _store(store: StoreFacts) -> Iterator[HealthProblem]:

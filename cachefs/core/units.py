@@ -38,7 +38,7 @@ def parse_duration(text: str) -> float:
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
     if not _DURATION_ALL.fullmatch(text):
-        raise BadConfig(f"bad duration {text!r}", remedy="write it as 60s, 10m, 1h30m, 0 or -1")
+        raise BadConfig(f"bad duration {text!r}", remedy="write it as 60s, 1h30m, 7d, 0 or -1")
     return sum(float(n) * _DURATION_UNITS_S[unit] for n, unit in _DURATION.findall(text))
 
 

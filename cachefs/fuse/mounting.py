@@ -39,8 +39,9 @@ _CONNECTIONS: Final = "/sys/fs/fuse/connections"
 
 
 def source_name(spec: ClientSpec) -> str:
-    """Returns the source as the mount table shows it."""
-    return "".join(c if 32 < ord(c) < 127 else f"%{ord(c):02X}" for c in spec.source.url)
+    """Returns the source as the mount table shows it: in printable ASCII, other bytes as %XX."""
+    url = os.fsencode(spec.source.url)
+    return "".join(chr(byte) if 32 < byte < 127 else f"%{byte:02X}" for byte in url)
 
 
 def mount_options(spec: ClientSpec) -> list[str]:

@@ -4,7 +4,8 @@
     <directory>/cluster.json  master/namespace/ master/log/  worker-<n>/   (tiers)
 
 The files persist: the next `up` in the same directory reuses the names, the cached bytes and the
-master's port. `<home>/local.json` names the directory of the last `up`.
+master's port. `<home>/local.json` names the directory of the last `up`, and those of others that
+ran then.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from cachefs.launcher.state import StateHome, private_dir, read_document, write_
 DIRECTORY_NAME: Final = "local"
 DEFAULT_WORKERS: Final = 3
 MOST_WORKERS: Final = 64
+MOST_FORMER: Final = 16  # clusters that run beside that of the last `up`
 END_S: Final = 20.0  # for a process to end after SIGTERM
 _RECORD: Final = "cluster.json"
 _POINTER: Final = "local.json"
@@ -65,12 +67,30 @@ class LocalCluster(msgspec.Struct, frozen=True):
     def workers(self) -> list[LocalProcess]:
         return self.processes[1:]
 
+    @property
+    def runs(self) -> bool:
+        """True if any of its processes runs."""
+        return any(process.runs for process in self.processes)
+
 
 def read(home: StateHome, directory: str = "") -> LocalCluster | None:
-    """Returns the cluster in a directory ("": of the last `up`); None if there is none."""
-    if not directory:
-        pointer = read_document(home.path, _POINTER)
-        directory = pointer.get("directory", "") if isinstance(pointer, dict) else ""
+    """Returns the cluster in a directory; None if there is none. Without a directory: the last one
+    started of those that run, else that of the last `up`."""
+    if directory:
+        return _recorded(directory)
+    found = [one for one in map(_recorded, _directories(home)) if one is not None]
+    return next((one for one in found if one.runs), found[0] if found else None)
+
+
+def _directories(home: StateHome) -> list[str]:
+    """Returns the directory of the last `up`, and those of clusters that ran then."""
+    pointer = read_document(home.path, _POINTER)
+    if not isinstance(pointer, dict):
+        return []
+    return [pointer.get("directory", ""), *pointer.get("former", [])]
+
+
+def _recorded(directory: str) -> LocalCluster | None:
     record: Any = read_document(directory, _RECORD) if directory else None
     try:
         return msgspec.convert(record, LocalCluster)
@@ -110,7 +130,7 @@ class LocalClusterStarter:
         with launch_lock(self._directory):
             known = read(self._home, str(self._directory))
             self._cache_bytes = self._asked_bytes or (known.cache_bytes if known else 0)
-            if known is not None and any(process.runs for process in known.processes):
+            if known is not None and known.runs:
                 self._has_token = known.has_token
             done = list(known.processes) if known is not None else [LocalProcess("master")]
             done += [LocalProcess(_worker_name(n)) for n in range(len(done), _count(workers, done))]
@@ -135,8 +155,15 @@ class LocalClusterStarter:
             self._has_token,
         )
         write_document(self._directory, _RECORD, msgspec.to_builtins(cluster))
-        write_document(self._home.path, _POINTER, {"directory": str(self._directory)})
+        pointer = {"directory": str(self._directory), "former": self._former()}
+        write_document(self._home.path, _POINTER, pointer)
         return cluster
+
+    def _former(self) -> list[str]:
+        """Returns the directories of other clusters of this state home that run."""
+        own = str(self._directory)
+        others = (_recorded(one) for one in _directories(self._home) if one != own)
+        return [one.directory for one in others if one is not None and one.runs][:MOST_FORMER]
 
     def _start_master(self, known: LocalProcess, _: list[LocalProcess]) -> LocalProcess:
         directory = private_dir(self._directory / "master")

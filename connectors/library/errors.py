@@ -89,5 +89,6 @@ def _by_status(status: int, error: Exception, path: str) -> CacheFSError:
 
 def _first_line(error: Exception) -> str:
     """Returns the first line of the message. Libraries show URLs with the secrets in them."""
-    text = (str(error).splitlines() or [""])[0] or type(error).__name__
+    text = (str(error).splitlines() or [""])[0].removeprefix("[Errno None] ")
+    text = text or type(error).__name__
     return _QUERY.sub(r"\1", _USER.sub("//", text))[:300]

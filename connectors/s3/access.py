@@ -148,7 +148,11 @@ def _fits_header(text: str) -> bool:
 
 def _configured_url(session: Any, region: str) -> str:
     config = Config(signature_version=UNSIGNED, region_name=region)
-    url: str = session.create_client("s3", config=config).meta.endpoint_url
+    try:
+        url: str = session.create_client("s3", config=config).meta.endpoint_url
+    except ValueError as error:  # botocore's for a URL of the environment or of the profile
+        remedy = "write AWS_ENDPOINT_URL, or endpoint_url of the profile, as https://host[:port]"
+        raise BadConfig(f"bad endpoint URL ({error})", remedy=remedy) from error
     return url
 
 

@@ -77,6 +77,7 @@ class Syncer:
         self.listings_done = 0
         self._listings: dict[int, Listing] = {}
         self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
+        self._outdated: set[tuple[int, bytes]] = set()  # of these: older than a listing
         self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
         self._kept: set[int] = set()  # removed directories whose names a sync still counts
@@ -96,11 +97,7 @@ class Syncer:
         """Starts a listing, or joins the one in flight."""
         listing = self._listings.get(directory)
         if listing is None or listing.mount is not place.mount:
-            if self._stopping:
-                raise InUse("the master is stopping")
-            listing = Listing(directory, place.mount, self._clock())
-            self._listings[directory] = listing
-            self.spawn(self._drive(listing, place), place.mount)
+            listing = self._begin(directory, place)
         return listing
 
     async def list_anew(
@@ -113,14 +110,18 @@ class Syncer:
             await asyncio.wait(asked)
         while (running := self._listings.get(directory)) is not None:
             await running.progress(PROGRESS_WAIT_S)
+        return self._begin(directory, place, watcher)
+
+    def _begin(self, directory: int, place: Place, watcher: Watcher | None = None) -> Listing:
         if self._stopping:
             raise InUse("the master is stopping")
         listing = Listing(directory, place.mount, self._clock())
         self._listings[directory] = listing
+        self._outdated.update(key for key in self._stats if key[0] == directory)
         self.spawn(self._drive(listing, place, watcher), place.mount)
         return listing
 
-    async def _drive(self, listing: Listing, place: Place, watcher: Watcher | None = None) -> None:
+    async def _drive(self, listing: Listing, place: Place, watcher: Watcher | None) -> None:
         """Runs a listing in a thread and reports its result to the waiters."""
         loop = asyncio.get_running_loop()
         watched, marks = self.negatives.names(listing.directory), self.unchecked.marks
@@ -222,8 +223,12 @@ class Syncer:
                 raise InUse("the master is stopping")
             task = self.spawn(ask(*about), mount)
             self._stats[key] = task
-            task.add_done_callback(lambda _: self._stats.pop(key, None))
+            task.add_done_callback(lambda _: self._forget_stat(key))
         return await asyncio.shield(task)
+
+    def _forget_stat(self, key: tuple[int, bytes]) -> None:
+        self._stats.pop(key, None)
+        self._outdated.discard(key)
 
     async def _stat_root(self, mount: Mount) -> Stored | None:
         asked_at = self._clock()
@@ -257,11 +262,16 @@ class Syncer:
         place: Place,
         seen: list[tuple[Sequence[Change], bool]] | None = None,
     ) -> Stored | None:
-        """Stats one name and writes the reply; appends the changes to `seen` if given."""
-        asked_at, marks = self._clock(), self.unchecked.marks
-        older = self._listings.get(parent)
-        entry = await self.ask(place.mount, place.of(name))
-        self.stats_done += 1
+        """Stats one name and writes the reply; appends the changes to `seen` if given. If a listing
+        began in between, which may be newer than the reply, stats the name again."""
+        while True:
+            self._outdated.discard((parent, name))
+            asked_at, marks = self._clock(), self.unchecked.marks
+            older = self._listings.get(parent)
+            entry = await self.ask(place.mount, place.of(name))
+            self.stats_done += 1
+            if (parent, name) not in self._outdated or not place.interval_s:
+                break  # with an interval of 0, no later reader gets what is written
         checked_at = asked_at if place.interval_s else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
 

@@ -296,6 +296,7 @@ class LookAgain:
         ended = [mark for mark in found if not self._unchecked.covers(*mark)]
         for first in range(0, len(ended), PAGE):
             part = ended[first : first + PAGE]
+            part = [mark for mark in part if not self._unchecked.covers(*mark)]  # recorded again
             await self._sync.write(functools.partial(Transaction.end_unchecked, marks=part))
         self._records = len(found) - len(ended)
 

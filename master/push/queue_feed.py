@@ -16,8 +16,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from cachefs.core.errors import CacheFSError, Unavailable
 from connectors.call_threads import CallThreads
@@ -129,7 +129,7 @@ class QueueFeed:
         if len(messages) < AT_ONCE:
             return messages
         more = [self._call(lambda: self._queue.receive(0, HIDDEN_S)) for _ in range(FULL_READERS)]
-        for found in await asyncio.gather(*more):
+        for found in await _all(more):
             messages += found
         return messages
 
@@ -156,7 +156,7 @@ class QueueFeed:
     async def _delete(self, handles: Sequence[str]) -> None:
         parts = [handles[at : at + AT_ONCE] for at in range(0, len(handles), AT_ONCE)]
         calls = [functools.partial(self._queue.delete, part) for part in parts]
-        await asyncio.gather(*(self._call(call) for call in calls))
+        await _all([self._call(call) for call in calls])
 
     async def _call(self, act: Callable[[], T]) -> T:
         """Runs a call in a separate thread, which a cancellation or `CALL_S` abandons. Raises its
@@ -181,6 +181,17 @@ class QueueFeed:
             self._threads.abandon(call, _ignore)
             raise
         return self._threads.wait(call, time.monotonic() + CALL_S)
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Returns the results of these calls. Raises an error after all have ended: until then one of
+    them may receive messages, which are hidden from then on."""
+    found: list[T] = []
+    for one in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(one, BaseException):
+            raise one
+        found.append(one)
+    return found
 
 
 def _ignore(result: object) -> None:

@@ -21,6 +21,10 @@ POLL_S: Final = 5.0
 MIN_POLL_S: Final = 1.0
 MAX_POLL_S: Final = 3600.0
 MAX_URL: Final = 2048  # characters
+_EVENTS: Final = "s3://"
+_NO_FEED: Final = (
+    "HDFS and directories have the feed poll, S3 has sqs and webhook, others have none"
+)
 
 
 class Kind(enum.Enum):
@@ -64,15 +68,15 @@ def checked(push: str, url: str, capabilities: Capabilities) -> str:
         case Kind.POLL.value:
             if not capabilities.directory_times:
                 cause = "the directories of this store have no time of their last change"
-                raise BadConfig(cause, path=url)
+                raise BadConfig(cause, path=url, remedy=_NO_FEED)
             return f"{kind}:{_interval(value)}"
     remedy = "write webhook:NAME, sqs:URL, poll, or none"
     raise BadConfig(f"no such feed: {push!r}", remedy=remedy)
 
 
 def _check_events(url: str) -> None:
-    if not url.startswith("s3://"):
-        raise BadConfig("only stores of S3 send events", path=url)
+    if not url.startswith(_EVENTS):
+        raise BadConfig("only stores of S3 send events", path=url, remedy=_NO_FEED)
 
 
 def _queue(url: str) -> str:

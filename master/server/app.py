@@ -38,6 +38,7 @@ from cachefs.core.errors import (
     DeadlineExceeded,
     ProtocolError,
     Throttled,
+    os_reason,
 )
 from cachefs.core.messages import Message, failure_of
 from cachefs.core.placement import View
@@ -135,8 +136,8 @@ class MasterServer:
         except OSError as err:
             await self._runner.cleanup()
             raise BadConfig(
-                f"cannot listen on {host}:{port}: {err.strerror or err}",
-                remedy="choose another --listen",
+                f"cannot listen on {host}:{port}: {os_reason(err)}",
+                remedy="end the process that listens there, or choose another --listen",
             ) from err
         self.members.start()
         bound: int = self._runner.addresses[0][1]

@@ -547,6 +547,9 @@ def test_processes_that_end_again_and_again_are_started_ever_more_rarely(
                     await until(lambda: not found._running)
                     pauses_s.append(round(found._retry_at_s - asyncio.get_running_loop().time()))
             assert pauses_s == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+            for _ in range(1100):  # a week and more
+                found._start_later()
+            assert found._retry_at_s <= asyncio.get_running_loop().time() + 600
             assert [one.error for one in await loaded(rig, worker, 2)] == [None], "by threads"
             found._retry_at_s = 0.0
             await ready(worker)

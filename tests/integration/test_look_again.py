@@ -256,6 +256,50 @@ def test_a_name_appears_beside_the_first_question_for_it(tmp_path: Path) -> None
     play(tmp_path, origin, script)
 
 
+@pytest.mark.parametrize("after", [b"", b"22"], ids=["removed", "replaced"])
+def test_no_reply_from_before_a_listing_is_written_after_it(tmp_path: Path, after: bytes) -> None:
+    origin = SlowOrigin({b"d/a": b"1", b"d/f": b"1"}, held=b"d/f")
+
+    async def script(master: Master, clock: Clock) -> None:
+        listed = (await inode_of(master, b"/data/d")).ino
+        older = asyncio.ensure_future(size_of(master, b"/data/d/f"))
+        await asyncio.to_thread(origin.read.wait)
+        origin.delete(b"d/f")
+        if after:
+            origin.put(b"d/f", after)
+        clock.now += 1
+        assert await names_of(master, listed) == ([b"a", b"f"] if after else [b"a"])
+        origin.go_on.set()
+        await older
+        assert await size_of(master, b"/data/d/f") == (len(after) or None)
+
+    play(tmp_path, origin, script)
+
+
+def test_no_reply_from_before_an_event_follows_the_listing_that_handled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing, which began after the event, ended the mark of its name."""
+    monkeypatch.setattr(WorkBudget, "take", lambda *_: False)
+    monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: 30.0)
+    origin = SlowOrigin({b"d/a": b"1"}, held=b"d/new")
+
+    async def script(master: Master, clock: Clock) -> None:
+        listed = (await inode_of(master, b"/data/d")).ino
+        older = asyncio.ensure_future(size_of(master, b"/data/d/new"))
+        await asyncio.to_thread(origin.read.wait)
+        origin.put(b"d/new", b"22")
+        await master.look_again(b"/data", [b"d/new"])
+        clock.now += 1
+        assert await names_of(master, listed) == [b"a", b"new"]
+        assert len(master._sync.unchecked) == 0
+        origin.go_on.set()
+        await older
+        assert await size_of(master, b"/data/d/new") == 2
+
+    play(tmp_path, origin, script)
+
+
 def test_a_reader_of_an_unchecked_name_gets_no_reply_from_before_the_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from master.push import look_again, work_budget
 from master.push.look_again import CROWD, LookAgain
 from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s
 from master.state import unchecked
+from master.store.transaction import Transaction
 from tests.integration.test_look_again import size_of
 from tests.integration.test_master import Clock, names_of, run
 from tests.integration.test_mount_table import Origin, inode_of
@@ -236,6 +237,37 @@ def test_reported_names_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.Mo
 
     never(monkeypatch)
     play(tmp_path, before, after, later, last)
+
+
+def test_a_name_that_is_reported_while_its_former_record_is_deleted_outlives_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_again, "PAGE", 50)
+
+    async def before(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await listed(master)
+        write, cleaned, deletions = master._sync.write, asyncio.Event(), 0
+
+        async def write_and_report(function: Callable[[Transaction], object]) -> object:
+            nonlocal deletions
+            written = await write(function)
+            if getattr(function, "func", None) is Transaction.end_unchecked:
+                deletions += 1
+                if deletions == 1:
+                    never(monkeypatch)
+                    await master.look_again(b"/data", [NAMES[-1]])
+                if deletions == len(NAMES) // 50:
+                    cleaned.set()
+            return written
+
+        monkeypatch.setattr(master._sync, "write", write_and_report)
+        await master.look_again(b"/data", NAMES)
+        await asyncio.wait_for(cleaned.wait(), 20.0)
+
+    async def after(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        assert len(master._sync.unchecked) == 1
+
+    play(tmp_path, before, after)
 
 
 def test_the_rest_is_paid_for_though_reports_took_all_that_was_free(

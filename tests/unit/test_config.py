@@ -90,7 +90,7 @@ def test_bad_variables_and_flags_name_themselves() -> None:
     line = refusal(CACHEFS_CACHE_SIZE="much")
     assert line.startswith("environment CACHEFS_CACHE_SIZE: cache_size: bad size 'much';")
     line = refusal(flags={"dir_mode": "rwx"})
-    assert line.startswith("flag --dir-mode: dir_mode: bad mode 'rwx';")
+    assert line.startswith("flag --dir-mode: bad mode 'rwx';")
 
 
 def test_passwords_are_never_shown() -> None:

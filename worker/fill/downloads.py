@@ -173,7 +173,8 @@ class Downloads:
     def _start_later(self) -> None:
         pause_s = min(RETRY_S * 2**self._failures, MOST_RETRY_S)
         self._retry_at_s = self._loop.time() + pause_s
-        self._failures += 1
+        if pause_s < MOST_RETRY_S:  # else 2**1024, after a week of failures, is no float
+            self._failures += 1
 
     def succeeded(self) -> None:
         """Records that a process has downloaded a range."""

@@ -18,7 +18,11 @@ from cachefs.core.config import Value, mask_password
 def command(
     with_source: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Show every setting and its value ("-": decided when mounting)."""
+    """Show every setting and its value ("-": decided when mounting).
+
+    \b
+    cachefs config --source
+    """
     chosen = settings.load_settings(flags, config_file)
     if as_json:
         output.print_json({name: _document(value) for name, value in chosen.values.items()})

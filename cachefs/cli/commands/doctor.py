@@ -66,7 +66,12 @@ class CheckResult(msgspec.Struct, frozen=True):
 @output.json_flag
 @output.debug_flag
 def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
-    """Check this machine and the state home; exit code 1 if anything needs repair."""
+    """Check this machine and the state home; exit code 1 if anything needs repair.
+
+    \b
+    cachefs doctor
+    cachefs doctor --fix
+    """
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     masters = Masters(chosen)

@@ -32,7 +32,11 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Unmount the cluster on this machine, and end it. The next `up` finds its data again."""
+    """Unmount the cluster on this machine, and end it. The next `up` finds its data again.
+
+    \b
+    cachefs down
+    """
     home = settings.state_home(settings.load_settings(flags, config_file))
     cluster = local.read(home, os.path.abspath(directory) if directory else "")
     if cluster is None:

@@ -44,7 +44,12 @@ def command(
 ) -> int:
     """Show the size of everything at or below each PATH, and how much of it is cached: here or, in
     a cluster, on any worker. In a cluster only names that the master knows are counted. Exit code 3
-    if a worker did not answer."""
+    if a worker did not answer.
+
+    \b
+    cachefs du /mnt/data/train /mnt/data/other
+    cachefs du cachefs://master:19998/imagenet
+    """
     sums = [(path, _sum(path, flags, config_file)) for path in paths]
     if as_json:
         output.print_json([_document(path, found) for path, found in sums])

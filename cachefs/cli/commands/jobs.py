@@ -86,7 +86,11 @@ def list_(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """List the jobs, the newest first; of one place, or of everything mounted here."""
+    """List the jobs, the newest first; of one place, or of everything mounted here.
+
+    \b
+    cachefs jobs ls
+    """
     with Finder(flags, config_file) as finder:
         places = [finder.find(where)[0]] if where else finder.everywhere()
         if not places:
@@ -157,7 +161,12 @@ def show(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Show the progress of a job, and its settings."""
+    """Show the progress of a job, and its settings.
+
+    \b
+    cachefs jobs show 7 --follow
+    cachefs jobs show 7 --failures
+    """
     if failed and follow:
         raise BadConfig("--failures and --follow exclude each other", remedy="give one of them")
     with Finder(flags, config_file) as finder:
@@ -244,7 +253,11 @@ def _print_failures(place: Place, job: int, as_json: bool) -> None:
 @command.command("stop")
 @_one
 def stop(job: int, where: str | None, **options: Any) -> int:
-    """Stop a job; what it loaded stays. `resume` continues it."""
+    """Stop a job; what it loaded stays. `resume` continues it.
+
+    \b
+    cachefs jobs stop 7
+    """
     return _control(job, where, "stop", "is stopped", options)
 
 
@@ -252,7 +265,11 @@ def stop(job: int, where: str | None, **options: Any) -> int:
 @_one
 @click.option("--wait", is_flag=True, help="Show progress until it ends, as `load --wait`.")
 def resume(job: int, where: str | None, **options: Any) -> int:
-    """Continue a job that was stopped, or that failed for lack of space."""
+    """Continue a job that was stopped, or that failed for lack of space.
+
+    \b
+    cachefs jobs resume 7 --wait
+    """
     return _control(job, where, "resume", "continues", options)
 
 
@@ -260,14 +277,22 @@ def resume(job: int, where: str | None, **options: Any) -> int:
 @_one
 @click.option("--wait", is_flag=True, help="Show progress until it ends, as `load --wait`.")
 def retry(job: int, where: str | None, **options: Any) -> int:
-    """Retry the failed files of a job that has ended."""
+    """Retry the failed files of a job that has ended.
+
+    \b
+    cachefs jobs retry 7
+    """
     return _control(job, where, "retry", "retries the failed files", options)
 
 
 @command.command("forget")
 @_one
 def forget(job: int, where: str | None, **options: Any) -> int:
-    """Delete the record of a job that has ended. What it loaded stays."""
+    """Delete the record of a job that has ended. What it loaded stays.
+
+    \b
+    cachefs jobs forget 7
+    """
     return _control(job, where, "forget", "is forgotten", options)
 
 

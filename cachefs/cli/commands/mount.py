@@ -107,7 +107,8 @@ def perform(
     request = plan(source, where, chosen, foreground=foreground, debug=debug)
     client = msgspec.structs.replace(request.client, mount_options=mount_options)
     request = msgspec.structs.replace(request, client=client)
-    server, started = _start(request, foreground)
+    with output.announced(f"waiting for {request.client.source.url}; Ctrl-C ends this"):
+        server, started = _start(request, foreground)
     front = Foreground(request.client, started.pid) if foreground else None
     for warning in dict.fromkeys([server.warning, started.warning]):
         if warning:

@@ -44,7 +44,11 @@ def _flags(function: _Command) -> _Command:
 @click.argument("path")
 @_flags
 def show(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Show the policies of PATH, where each value is set, and the policies set below it."""
+    """Show the policies of PATH, where each value is set, and the policies set below it.
+
+    \b
+    cachefs policy show /mnt/data/train
+    """
     with open_policies(path, flags, config_file) as at:
         found = at.get()
     if as_json:
@@ -91,7 +95,14 @@ def set_(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Set policies at PATH; the other policies set there stay."""
+    """Set policies at PATH; the other policies set there stay.
+
+    \b
+    cachefs policy set /mnt/data/train profile=train-read ttl=7d
+
+    KEY is pin, ttl, ttl_action, quota, replicas, local_copy, admission, eviction, sync_interval,
+    sync_background, view or profile.
+    """
     policy = parse(values)
     with open_policies(path, flags, config_file) as at:
         _print_policy(at, at.set(policy), as_json)
@@ -111,7 +122,11 @@ def unset(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Remove policies from PATH: the inherited values apply again."""
+    """Remove policies from PATH: the inherited values apply again.
+
+    \b
+    cachefs policy unset /mnt/data/train ttl
+    """
     if every == bool(keys):
         raise BadConfig("give keys, or --all", remedy=f"keys are {', '.join(KEYS)}")
     fields = [field_of(key) for key in (KEYS if every else keys)]

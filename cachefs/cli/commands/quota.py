@@ -32,7 +32,12 @@ def command(
     **flags: Any,
 ) -> None:
     """Limit the cached bytes at or below PATH to SIZE; reads beyond it bypass the cache. `none`
-    removes the limit. Without a size: show the quotas of PATH and below it, and their use."""
+    removes the limit. Without a size: show the quotas of PATH and below it, and their use.
+
+    \b
+    cachefs quota /mnt/data/other 20MiB
+    cachefs quota /mnt/data/other
+    """
     with open_policies(path, flags, config_file) as at:
         if size is not None:
             at.set(

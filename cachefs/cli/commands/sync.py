@@ -61,7 +61,7 @@ def command(
             ended = follow(place, started, view)
         finally:
             view.close()
-        return report(ended, as_json)
+        return report(ended, as_json, place, inside)
 
 
 def _say_silent(err: CacheFSError) -> None:
@@ -128,12 +128,15 @@ def document(sync: SyncStatus) -> dict[str, Any]:
     return facts | {"elapsed_s": round(sync.elapsed_s, 3), "message": sync.message}
 
 
-def report(sync: SyncStatus, as_json: bool) -> int:
-    """Prints the closing line and returns the exit code."""
+def report(sync: SyncStatus, as_json: bool, place: Place, path: bytes) -> int:
+    """Prints the closing line and returns the exit code. `path`: what was compared."""
     if as_json:
         output.print_json_line(document(sync))
     elif sync.state == FAILED_STATE and not sync.names:
-        click.echo(f"cachefs: {sync.message}", err=True)
+        in_namespace = f"/{output.text_of(path.strip(b'/'))}: "
+        is_path = sync.message.startswith(in_namespace)
+        cause = sync.message.removeprefix(in_namespace)
+        click.echo(f"cachefs: {f'{place.shown(path)}: {cause}' if is_path else cause}", err=True)
     else:
         click.echo(summary(sync))
     return 0 if sync.state == DONE and not sync.errors else FAILED

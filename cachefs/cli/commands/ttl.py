@@ -29,7 +29,12 @@ def command(
 ) -> None:
     """Free the cached data at or below PATH when TIME has passed since it was fetched. `none`
     unsets the TTL, `never` keeps the data. Nothing is deleted at the origin. Without TIME: show
-    it."""
+    it.
+
+    \b
+    cachefs ttl /mnt/data/other 12h
+    cachefs ttl /mnt/data/other
+    """
     policy = parse([f"ttl={time}"] if time not in (None, "none") else [])
     if action is not None and time is not None:
         policy = parse([f"ttl={time}", f"ttl_action={action}"])

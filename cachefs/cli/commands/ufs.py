@@ -56,7 +56,11 @@ def add(
     **flags: Any,
 ) -> None:  # fmt: skip
     """Show SOURCE (s3://bucket/prefix, file:///path) at the directory PATH of the namespace. The
-    master and every worker read it with their own credentials."""
+    master and every worker read it with their own credentials.
+
+    \b
+    cachefs ufs add s3://bucket/imagenet /imagenet
+    """
     chosen = settings.load_settings(flags, config_file)
     where, spec = namespace_path(path), _source(source, chosen)
     call = c.AddUfs(where, spec, chosen.seconds("sync_interval"), _feed(push) or "")
@@ -89,7 +93,11 @@ def change(
     as_json: bool, debug: bool, config_file: str | None, **flags: Any,
 ) -> None:  # fmt: skip
     """Change options and sync interval of the source at PATH. Its inodes and cached bytes stay, and
-    mounts go on. Only flags count, no configuration files."""
+    mounts go on. Only flags count, no configuration files.
+
+    \b
+    cachefs ufs set /imagenet --sync-interval 5m
+    """
     chosen = settings.load_settings(flags, config_file)
     where = namespace_path(path)
     options = chosen.source_options(keep=())
@@ -112,7 +120,11 @@ def change(
 @output.json_flag
 @output.debug_flag
 def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """List the sources with their directory, sync interval and state."""
+    """List the sources with their directory, sync interval and state.
+
+    \b
+    cachefs ufs ls -l
+    """
     with _master(settings.load_settings(flags, config_file)) as master:
         rows = master.call(c.ListUfs(), c.UfsTable).rows
     if as_json:
@@ -135,7 +147,11 @@ def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **fla
 def remove(
     path: str, force: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Remove the source at PATH from the namespace. Nothing is deleted at the origin."""
+    """Remove the source at PATH from the namespace. Nothing is deleted at the origin.
+
+    \b
+    cachefs ufs rm /imagenet
+    """
     where = namespace_path(path)
     with _master(settings.load_settings(flags, config_file)) as master:
         master.call(c.RemoveUfs(where, force), m.Done)

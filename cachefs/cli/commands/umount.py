@@ -45,7 +45,11 @@ _RETRY_PAUSE_S: Final = 0.1
 def command(
     where: str, lazy: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Unmount MOUNTPOINT, and wait until its client (and a server without mounts) has ended."""
+    """Unmount MOUNTPOINT, and wait until its client (and a server without mounts) has ended.
+
+    \b
+    cachefs umount /mnt/data
+    """
     home = settings.state_home(settings.load_settings(flags, config_file))
     mountpoint, note = unmount(where, home, lazy=lazy)
     shown = output.text_of(os.fsencode(mountpoint))
@@ -142,7 +146,8 @@ def _detach(mount: Mount, table: Mounts, *, lazy: bool) -> None:
 def _busy(mount: Mount, table: Mounts, found: list[users.User]) -> InUse:
     below = table.below(mount.mountpoint)
     if found:
-        by = users.describe(found)
+        own = os.getpid()  # it may have inherited a descriptor of the mount from its caller
+        by = users.describe([user for user in found if user.pid != own] or found)
     elif below:
         by = f"the mount {below[0].mountpoint} below it"
     else:

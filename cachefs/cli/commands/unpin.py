@@ -17,7 +17,11 @@ from cachefs.core.policies import Policy
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Remove the pin of PATH. Cached data stays until its space is needed."""
+    """Remove the pin of PATH. Cached data stays until its space is needed.
+
+    \b
+    cachefs unpin /mnt/data/val
+    """
     with open_policies(path, flags, config_file) as at:
         was_pinned = bool(at.get().said.pin)
         at.set(Policy(), ["pin"])

@@ -37,7 +37,8 @@ def command(
     """
     chosen = settings.load_settings(flags, config_file)
     spec = plan(chosen, settings.state_home(chosen), background=background)
-    started = start_worker(spec, background=background)
+    with output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this"):
+        started = start_worker(spec, background=background)
     if started.warning:
         print(f"cachefs: warning: {started.warning}", file=sys.stderr)
     if as_json:

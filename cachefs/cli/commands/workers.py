@@ -96,7 +96,11 @@ def drain(
     **flags: Any,
 ) -> None:
     """Let WORKER (its id or a prefix of it, HOST:PORT, or HOST) hand its data over to the others;
-    the origins are not read. Stop it once it is drained."""
+    the origins are not read. Stop it once it is drained.
+
+    \b
+    cachefs workers drain node3 --wait
+    """
     with _master(settings.load_settings(flags, config_file)) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.Drain(row.id, undo), m.Done)
@@ -112,7 +116,11 @@ def drain(
 @output.json_flag
 @output.debug_flag
 def remove(worker: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Remove WORKER, which is lost: its process has ended. Drain a worker before you stop it."""
+    """Remove WORKER, which is lost: its process has ended. Drain a worker before you stop it.
+
+    \b
+    cachefs workers remove 3f2a
+    """
     with _master(settings.load_settings(flags, config_file)) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.RemoveWorker(row.id), m.Done)

@@ -41,6 +41,7 @@ class FakeNode:
         self.namespace = NAMESPACE
         self.status: dict[str, Any] = {"processes": [], "mounts": []}
         self.failure: errors.CacheFSError | None = None
+        self.refused: dict[type[m.Message], errors.CacheFSError] = {}
         self.covers = False  # the server knows views
         self.views: list[m.ViewStatus] = []  # answers to Freeze, one after the other
         self.frozen: list[tuple[bytes, bool]] = []
@@ -62,6 +63,8 @@ class FakeNode:
         self.asked.append(body)
         if self.failure is not None and not isinstance(body, m.Hello):
             return m.failure_of(self.failure)
+        if type(body) in self.refused:
+            return m.failure_of(self.refused[type(body)])
         match body:
             case m.Hello():
                 return m.Welcome(os.getpid(), covers=self.covers)

@@ -406,7 +406,11 @@ def mount_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 def test_bad_sources_and_values(mount_line: Callable[..., str]) -> None:
     assert "unknown scheme ftp://" in mount_line("ftp://host")
-    assert "not a source" in mount_line("data")
+    line = mount_line("https://bucket.s3.amazonaws.com/p")
+    assert "write a bucket as s3://BUCKET/PREFIX" in line
+    line = mount_line("data")
+    assert "not a source" in line
+    assert "arrow+PROTOCOL://, az://" in line
     assert "bad size '20 apples'" in mount_line("s3://bucket", "--cache-size", "20 apples")
     assert "bad size '-1'" in mount_line("s3://bucket", "--cache-size=-1")
     assert "bad duration 'soon'" in mount_line("s3://bucket", "--sync-interval", "soon")

@@ -124,6 +124,13 @@ def test_every_example_of_the_helps_is_known() -> None:
     assert complaints(lines) == []
 
 
+def test_every_help_has_an_example() -> None:
+    without = {
+        name for name, command in commands() if f"    {name}" not in f"    {command.help or ''}"
+    }
+    assert without == {"cachefs version"}
+
+
 def test_the_tables_of_the_readme_have_every_command() -> None:
     rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     named = {

@@ -440,6 +440,15 @@ def test_a_load_of_a_clusters_path_asks_its_master(master: FakeMaster, run: Run)
     assert (job.spec.paths, job.spec.hold_s) == ((b"imagenet/val[*]",), 0.0)
 
 
+def test_jobs_of_a_named_master_are_those_of_no_mount(
+    node: FakeNode, master: FakeMaster, run: Run
+) -> None:
+    node.namespace = NamespaceId(b"o" * 16)
+    node.jobs[3] = [shown(RUNS, 1)]
+    assert "job 3: succeeded" in ok(run("jobs", "show", "3", "--master", master.url))
+    assert "/mnt/data" not in ok(run("jobs", "ls", "--master", master.url))
+
+
 # ---- sync ----------------------------------------------------------------------------------------
 
 
@@ -480,6 +489,9 @@ def test_a_sync_that_failed_in_part(node: FakeNode, run: Run) -> None:
     assert "2 could not be listed; d/e: denied" in out
     node.syncs = [syncing("failed", names=0, message="the origin is down")]
     assert refused(run("sync", "/mnt/data/d")) == "cachefs: the origin is down\n"
+    node.syncs = [syncing("failed", names=0, message="/d: no such file or directory")]
+    shown = "cachefs: /mnt/data/d: no such file or directory\n"
+    assert refused(run("sync", "/mnt/data/d")) == shown
     node.syncs = [syncing("running")]
     assert "the server that ran the sync has restarted" in refused(run("sync", "/mnt/data/d"))
 

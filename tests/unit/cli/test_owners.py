@@ -61,7 +61,7 @@ def test_umount_names_the_owner_of_another_users_mount(
     with pytest.raises(AccessDenied) as caught:
         umount.unmount("/mnt/data", home, lazy=False)
     assert caught.value.cause == "it is a mount of user root"
-    assert "sudo cachefs umount /mnt/data" in caught.value.remedy
+    assert caught.value.remedy == "unmount as root: sudo cachefs umount /mnt/data"
 
 
 def test_root_finds_the_record_in_the_home_of_its_user(

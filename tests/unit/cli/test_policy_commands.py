@@ -7,8 +7,9 @@ import json
 import pytest
 
 from cachefs.core import messages as m
+from cachefs.core.errors import NotFound
 from cachefs.core.jobs import JobSpec, JobState
-from cachefs.core.policies import Policy
+from cachefs.core.policies import KEYS, Policy
 from tests.unit.cli.fake_node import FakeNode
 from tests.unit.cli.test_commands import Run, node, ok, refused
 from tests.unit.cli.test_job_commands import shown
@@ -32,6 +33,20 @@ def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
         (b"d/x", True, []),
         (b"d/x", None, ["pin"]),
     ]
+
+
+def test_a_refused_path_is_shown_as_the_mount_shows_it(node: FakeNode, run: Run) -> None:
+    node.refused[m.SetPolicy] = NotFound("no such file or directory", path="/nope")
+    assert refused(run("pin", "/mnt/data/nope")) == (
+        "cachefs: /mnt/data/nope: no such file or directory\n"
+    )
+    node.refused[m.SetPolicy] = NotFound("no such file or directory", path="/other")
+    assert refused(run("pin", "/mnt/data/nope")) == "cachefs: /other: no such file or directory\n"
+
+
+def test_the_help_of_set_names_every_key(run: Run) -> None:
+    words = ok(run("policy", "set", "--help")).replace(",", " ").replace(".", " ").split()
+    assert set(KEYS) <= set(words)
 
 
 def test_a_pinned_path_is_no_glob(node: FakeNode, run: Run) -> None:

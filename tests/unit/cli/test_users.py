@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli.commands import users
+from cachefs.cli.commands import umount, users
 from cachefs.cli.commands.users import User, describe, find_users
+from cachefs.core.mountinfo import Mount, Mounts
 
 
 def process(proc: Path, pid: int, *, fds: dict[str, str], cwd: str = "/", maps: str = "") -> None:
@@ -73,3 +74,10 @@ def test_umount_does_not_keep_the_mount_busy_itself(
     assert Path.cwd() == tmp_path
     users.leave(str(tmp_path))
     assert str(Path.cwd()) == "/"
+
+
+def test_umount_does_not_name_itself_beside_others() -> None:
+    mount = Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket", ())
+    own, other = User(os.getpid(), "cachefs"), User(7, "bash")
+    assert umount._busy(mount, Mounts([mount]), [other, own]).cause == "in use by bash (pid 7)"
+    assert "cachefs (pid " in umount._busy(mount, Mounts([mount]), [own]).cause

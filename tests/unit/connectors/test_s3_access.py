@@ -174,6 +174,13 @@ def test_the_endpoint_of_the_environment(
     assert content(source) == b"data"
 
 
+def test_an_endpoint_of_the_environment_without_a_scheme(aws: pytest.MonkeyPatch) -> None:
+    aws.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(errors.BadConfig, match=r"bad endpoint URL \(.*127\.0\.0\.1:9000") as caught:
+        resolve_endpoint("bucket", S3Options())
+    assert "AWS_ENDPOINT_URL" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("bucket", "options", "url"),
     [

@@ -138,3 +138,29 @@ def test_a_queue_that_does_not_answer(sqs: ScriptedS3, queue: SqsQueue) -> None:
     with pytest.raises(errors.Unreachable) as caught:
         gone.receive(0, 30)
     assert caught.value.path == "http://127.0.0.1:9/1/events"
+
+
+def without_a_reply(sqs: ScriptedS3) -> None:
+    """Lets the server close the connection of the next request, and answer those after it."""
+
+    def first(_: Request) -> Answer:
+        sqs.script = lambda _: reply(Attributes={"MessageRetentionPeriod": "60"})
+        raise ConnectionResetError
+
+    sqs.script = first
+
+
+def test_the_loss_of_a_reply_with_messages_is_an_error(sqs: ScriptedS3, queue: SqsQueue) -> None:
+    """A second call would not receive these messages, as the queue hides them."""
+    without_a_reply(sqs)
+    with pytest.raises(errors.Unreachable):
+        queue.receive(0, 30)
+    assert len(sqs.requests) == 1
+
+
+def test_other_calls_are_repeated_once(sqs: ScriptedS3, queue: SqsQueue) -> None:
+    without_a_reply(sqs)
+    queue.delete(["h"])
+    assert len(sqs.requests) == 2
+    without_a_reply(sqs)
+    assert queue.retention_s() == 60.0

@@ -48,3 +48,30 @@ def test_another_failure_is_not_hidden_by_another_port(
     with pytest.raises(BadConfig):
         master_of(tmp_path)
     assert listened == ["127.0.0.1:19998"]
+
+
+def test_the_cluster_of_a_command_is_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = {1, 2, 3}
+    monkeypatch.setattr(local, "is_ours", running.__contains__)
+    home = StateHome(str(tmp_path))
+    first, second, third = (str(tmp_path / name) for name in ("first", "second", "third"))
+    for pid, directory in enumerate((first, second, third), 1):
+        up = local.LocalClusterStarter(home, directory)
+        up._cache_bytes = 0
+        up._record([local.LocalProcess("master", f"http://127.0.0.1:{pid}", pid)])
+
+    def named() -> str:
+        found = local.read(home)
+        assert found is not None
+        return found.directory
+
+    assert named() == third
+    running.discard(3)
+    assert named() == second, "the last one ended by `down --dir`"
+    running.clear()
+    assert named() == third, "`up` starts it again"
+    found = local.read(home, first)
+    assert found is not None
+    assert found.directory == first

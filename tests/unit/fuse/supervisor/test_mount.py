@@ -18,6 +18,7 @@ import pytest
 from cachefs.core.errors import CannotMount, Unsupported
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec
+from cachefs.fuse import mounting
 from cachefs.fuse.kernel import mount as m
 from tests.unit.fuse.kernel.requests import init_request
 from tests.unit.fuse.kernel.test_negotiation import LINUX_6_18
@@ -152,6 +153,11 @@ def test_others_mount_by_the_tool(
     option, options, separator, where = said.read_text().splitlines()
     assert (option, separator, where) == ("-o", "--", "/mnt/x")
     assert options.startswith(r"fsname=s3://b/a\,b%20c,subtype=cachefs,nosuid,nodev,ro")
+
+
+def test_the_mount_table_has_names_as_bytes_of_utf8() -> None:
+    spec = msgspec.structs.replace(SPEC, source=UfsSpec("s3://b/d ü"))
+    assert mounting.source_name(spec) == "s3://b/d%20%C3%BC"
 
 
 @pytest.mark.parametrize(
