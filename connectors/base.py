@@ -96,6 +96,12 @@ class Connector(Protocol):
         """Releases connections; idempotent."""
 
 
+def check_range(offset: int, size: int, version: Fingerprint) -> None:
+    """Raises ValueError unless the file has these bytes."""
+    if offset < 0 or size < 0 or offset + size > version.size:
+        raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+
+
 def clean_etag(text: str) -> str:
     """Returns an etag without its quotes and its weak mark, or "" if a header cannot carry it."""
     if len(text) > MAX_ETAG_CHARS or not (text.isascii() and text.isprintable()):

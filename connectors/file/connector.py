@@ -25,7 +25,7 @@ from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Entry, Page, order_key
+from connectors.base import Body, Entry, Page, check_range, order_key
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
 from connectors.capabilities import Capabilities, Identity
@@ -140,8 +140,7 @@ class FileConnector:
         return Pages(fetch)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
-        if offset < 0 or size < 0 or offset + size > version.size:
-            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        check_range(offset, size, version)
         with self._classified(path), self._parent(path) as (directory, name):
             descriptor = open_file(directory, name, self._shown(path))
         body = FileBody(descriptor, offset, size, version, self._shown(path))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cachefs.core.errors import BadBody, NotFound, Stale, Unavailable
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Entry, Page
+from connectors.base import Body, Entry, Page, check_range
 from connectors.bodies import read_whole_body
 from connectors.bounds import clamped_ns
 from connectors.capabilities import Capabilities, Identity
@@ -85,8 +85,7 @@ class HdfsConnector:
         return Pages(fetch)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
-        if offset < 0 or size < 0 or offset + size > version.size:
-            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        check_range(offset, size, version)
         shown = self._shown(path)
         reader = self._client.call(shown, lambda client: _open(client, shown, version))
         return HdfsBody(self._client, reader, shown, offset, size)

@@ -16,7 +16,7 @@ import msgspec
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
-from connectors.base import Body, Connector, Entry, Page
+from connectors.base import Body, Connector, Entry, Page, check_range
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.call_deadline import Deadline
 from connectors.capabilities import Capabilities, Identity
@@ -134,8 +134,7 @@ class LibraryConnector:
         return entries, hidden + uncounted
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
-        if offset < 0 or size < 0 or offset + size > version.size:
-            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        check_range(offset, size, version)
         if size:
             return PartsBody(self, path, offset, size, version)
         self._compare(path, version)

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import structs
 
-from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, OriginError, Stale
+from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint
 from connectors import keys
-from connectors.base import Body, Entry, Page, clean_etag
+from connectors.base import Body, Entry, Page, check_range, clean_etag
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.capabilities import Capabilities
 from connectors.fetch.connection_pool import FetchBody
@@ -33,6 +33,7 @@ from connectors.objects.api import ObjectApi, ObjectStore
 from connectors.objects.http import ObjectHttp
 from connectors.page_replies import PageReplies
 from connectors.pages import Pages
+from connectors.range_reply import check_bytes, check_object
 from connectors.s3.directory_pages import DirectoryPages, Parsed
 from connectors.s3.listing import DIRECTORY, Listing, ListingProgress, first_names
 from connectors.small_read_choice import SmallReadChoice
@@ -178,8 +179,7 @@ class ObjectConnector:
     # Bytes.
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
-        if offset < 0 or size < 0 or offset + size > version.size:
-            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        check_range(offset, size, version)
         key = self._key(path)
         if not size:
             self._compare(self._stat(key), version, path)
@@ -225,20 +225,11 @@ class ObjectConnector:
 
     def _check(self, head: Head, path: bytes, offset: int, size: int, version: Fingerprint) -> None:
         """Raises unless the reply matches the request and the version."""
-        shown, found_range = self._shown(path), head.headers.get("content-range", "")
-        if not head.is_plain:
-            raise OriginError("the reply has an unsupported encoding", path=shown)
-        if head.status != 206 or not found_range:
-            raise OriginError("the server ignores ranges", path=shown)
-        total = found_range.rpartition("/")[2]
-        etag = clean_etag(head.headers.get(self._store.version_header, ""))
-        if total != str(version.size) or etag != version.etag:
+        shown = self._shown(path)
+        check_object(head, version, shown)
+        if clean_etag(head.headers.get(self._store.version_header, "")) != version.etag:
             raise Stale("the object is another version now", path=shown)
-        if found_range != content_range(offset, size, version.size):
-            raise BadBody("the reply has another range than requested", path=shown)
-        length = head.headers.get("content-length", str(size))
-        if length != str(size):
-            raise BadBody(f"a body of {length} bytes instead of {size}", path=shown)
+        check_bytes(head, offset, size, version, shown)
 
     def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
         if (found.size, found.etag) != (version.size, version.etag):

@@ -20,7 +20,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Entry, Page, clean_etag
+from connectors.base import Body, Entry, Page, check_range, clean_etag
 from connectors.bodies import EmptyBody, read_whole_body
 from connectors.bounds import parse_http_date, parse_size
 from connectors.capabilities import Capabilities, Identity
@@ -34,6 +34,7 @@ from connectors.fetch.request import (
 )
 from connectors.page_replies import PageReplies
 from connectors.pages import Pages
+from connectors.range_reply import check_bytes, check_object
 from connectors.s3.directory_pages import DirectoryPages, Parsed
 from connectors.s3.http import Requests, S3Http
 from connectors.s3.listing import (
@@ -197,8 +198,7 @@ class S3Connector:
     # Bytes.
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
-        if offset < 0 or size < 0 or offset + size > version.size:
-            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        check_range(offset, size, version)
         key = self._key(path)
         if not size:
             self._compare(self._head(key), version, path)
@@ -239,23 +239,12 @@ class S3Connector:
         self, head: Head, key: str, path: bytes, offset: int, size: int, version: Fingerprint
     ) -> None:
         """Raises unless the reply matches the request and the version."""
-        if not head.is_plain:
-            raise OriginError("the reply has an unsupported encoding", path=self._shown(path))
-        found_range = head.headers.get("content-range", "")
-        if head.status != 206 or not found_range:
-            raise OriginError("the server ignores ranges", path=self._shown(path))
-        total = found_range.rpartition("/")[2]
-        if total != str(version.size):
-            raise Stale("the object is another version now", path=self._shown(path))
+        shown = self._shown(path)
+        check_object(head, version, shown)
         mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NO_TIME_NS)
         etag = clean_etag(head.headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
         self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
-        if found_range != content_range(offset, size, version.size):
-            raise BadBody("the reply has another range than requested", path=self._shown(path))
-        length = head.headers.get("content-length", str(size))
-        if length != str(size):
-            cause = f"a body of {length} bytes instead of {size}"
-            raise BadBody(cause, path=self._shown(path))
+        check_bytes(head, offset, size, version, shown)
 
     def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
         """Raises Stale unless size and etag are equal (size and mtime if there is no etag)."""

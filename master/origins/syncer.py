@@ -20,10 +20,12 @@ from cachefs.core.errors import (
     NotFound,
     OriginError,
     Stale,
+    Unavailable,
 )
 from cachefs.core.model import Kind
 from connectors.base import Connector, Entry
 from connectors.deadline import bounded
+from master.origins.late_store import is_late, unchanged_name, unchanged_root, written
 from master.origins.lister import Lister, Watcher
 from master.origins.listing import Listing
 from master.state.differences import removed_directories
@@ -31,7 +33,7 @@ from master.state.merge import Change
 from master.state.negatives import Negatives
 from master.state.records import Stored, name_of
 from master.state.unchecked import UncheckedNames
-from master.store.base import Store
+from master.store.base import MAX_QUEUED_WRITES, Store
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, transact
 from master.tree import Mount, Place, Tree
@@ -45,6 +47,7 @@ LISTING_THREADS: Final = 8
 STAT_THREADS: Final = 32
 WATCHED_THREADS: Final = 8  # for the listings of manual syncs: lookups never queue behind them
 ORPHANS_AT_ONCE: Final = 16
+MOST_WAITING: Final = MAX_QUEUED_WRITES // 2
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
 ORIGIN_DEADLINE_S: Final = 30.0
@@ -242,9 +245,15 @@ class Syncer:
             assert stored is not None, "the root of a mount is held"
             return txn.update(stored, seen, checked_at)
 
-        stored = await self.write(apply)
-        self.wake()
-        return stored
+        async def write() -> Stored | None:
+            stored = await self.write(apply)
+            self.wake()
+            return stored
+
+        def confirm(names: Names) -> Stored | None:
+            return unchanged_root(names, mount.root, seen, checked_at)
+
+        return await written(self._store, lambda: self.spawn(write(), mount), confirm)
 
     async def _stat(
         self,
@@ -278,16 +287,24 @@ class Syncer:
                 self.keep(txn.stat_changes)
             return stored, txn.removed_directories
 
-        stored, removed = await self.write(apply)
-        if removed:
-            self.directories_removed()
-        self.wake()
-        self.unchecked.checked(parent, name, marks)
-        if stored is None:
-            self.negatives.add(parent, name, asked_at)
-        else:
-            self.negatives.discard(parent, name)
-        return stored
+        async def write() -> Stored | None:
+            stored, removed = await self.write(apply)
+            if removed:
+                self.directories_removed()
+            self.wake()
+            self.unchecked.checked(parent, name, marks)
+            if stored is None:
+                self.negatives.add(parent, name, asked_at)
+            else:
+                self.negatives.discard(parent, name)
+            return stored
+
+        def confirm(names: Names) -> Stored | None:
+            if seen is not None:  # the caller needs the changes
+                return None
+            return unchanged_name(names, parent, name, entry, checked_at)
+
+        return await written(self._store, lambda: self.spawn(write(), place.mount), confirm)
 
     async def in_thread(self, work: Callable[[], None]) -> None:
         """Runs a sync's work in the thread pool of the syncs."""
@@ -375,7 +392,10 @@ class Syncer:
     # ---- life ------------------------------------------------------------------------------------
 
     async def write(self, function: Callable[[Transaction], T]) -> T:
-        """Runs `function` in a write transaction, which is durable when this returns."""
+        """Runs `function` in a write transaction, which is durable when this returns. Raises
+        Unavailable if many writes wait for a store that is late: a full queue stops the loop."""
+        if self._store.waiting > MOST_WAITING and is_late(self._store):
+            raise Unavailable("the disk of the metadata store does not answer")
         return await asyncio.wrap_future(transact(self._store, function))
 
     def spawn(

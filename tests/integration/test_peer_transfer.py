@@ -416,8 +416,9 @@ def test_tokens(tmp_path: Path) -> None:
     run(script())
 
 
-def test_tls(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Returns those of a server and of its peers."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
          "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert),
@@ -426,16 +427,41 @@ def test_tls(tmp_path: Path) -> None:
     )  # fmt: skip
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(cert, key)
-    asking = ssl.create_default_context(cafile=str(cert))
+    return serving, ssl.create_default_context(cafile=str(cert))
 
+
+def test_tls(tmp_path: Path) -> None:
     async def script() -> None:
         cluster = Cluster(tmp_path, 2)
-        cluster.tls = serving, asking
+        cluster.tls = contexts(tmp_path)
         cluster.rig.put(1, SIZE)
         async with cluster.running():
             (reader,) = readers(cluster)
             assert await read(reader.worker, 1) == cluster.rig.data[1]
             assert reader.worker.status()["origin_bytes"] == 0
+
+    run(script())
+
+
+def test_a_fill_over_tls_that_takes_longer_than_a_silent_peer_may(tmp_path: Path) -> None:
+    """The tickets that a server sends after the handshake are no reply: the reader probes the owner
+    meanwhile."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2, times=SOON)
+        cluster.tls = contexts(tmp_path)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            owner, (reader,) = cluster.owner(1), readers(cluster)
+            cluster.rig.origin.script.block("read")
+            reading = asyncio.ensure_future(read(reader.worker, 1))
+            began = time.monotonic()
+            await until(lambda: owner.server.counters.not_here >= 2)  # probes
+            await until(lambda: time.monotonic() - began > SOON.silence_s + 0.2)
+            cluster.rig.origin.script.unblock()
+            assert await reading == cluster.rig.data[1]
+            assert reader.source.status()["failures"] == 0
+            assert cluster.body_bytes == SIZE
 
     run(script())
 

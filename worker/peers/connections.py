@@ -59,7 +59,8 @@ class Connection:
         self._sock = sock
         self._is_plain = not isinstance(sock, ssl.SSLSocket)
         self._received = memoryview(b"")  # the bytes read beyond the head
-        self._host = host
+        self._early: bytes | None = None  # the first bytes of a head, by `has_reply`
+        self._host, self._timeout_s = host, timeout_s
         if self._is_plain:  # blocking, so that the kernel fills a page in one call
             sock.settimeout(None)
             limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -79,6 +80,20 @@ class Connection:
         with _timed():
             self._sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
 
+    def has_reply(self) -> bool:
+        """Returns False if all that has arrived is of TLS itself, as the tickets that a server
+        sends after the handshake: to wait for more is the caller's. Waits for nothing."""
+        if self._is_plain or self._early is not None:
+            return True
+        self._sock.settimeout(0.0)
+        try:
+            self._early = self._sock.recv(HEAD_BYTES)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        finally:
+            self._sock.settimeout(self._timeout_s)
+        return True
+
     def head(self) -> Head:
         """Reads the head of the reply. Raises BadAnswer, ClosedBefore."""
         received, until = bytearray(), time.monotonic() + PART_S
@@ -86,8 +101,10 @@ class Connection:
             if len(received) > MOST_HEAD_BYTES:
                 raise BadAnswer(f"the head is longer than {MOST_HEAD_BYTES} bytes")
             _check(until)
-            with _timed():
-                part = self._sock.recv(HEAD_BYTES)
+            part, self._early = self._early, None
+            if part is None:
+                with _timed():
+                    part = self._sock.recv(HEAD_BYTES)
             if not part:
                 raise ConnectionResetError("closed within the head") if received else ClosedBefore()
             received += part

@@ -101,10 +101,13 @@ class PageRequest:
         return self._head is None
 
     def answer(self) -> Answer | None:
-        """Reads the head of the reply. Returns None if the peer had closed a reused connection: the
-        request was sent again on a new one, whose `fileno` to wait for. Raises OSError."""
+        """Reads the head of the reply. Returns None if there is none yet; the caller waits for
+        `fileno` again. That may be of a new connection: the request is sent again if the peer had
+        closed a reused one. Raises OSError."""
         assert self._connection is not None
         try:
+            if not self._connection.has_reply():
+                return None
             head = self._connection.head()
         except (ClosedBefore, ConnectionResetError):
             if not self._is_reused:
