@@ -47,6 +47,7 @@ WATCHED_THREADS: Final = 8  # for the listings of manual syncs: lookups never qu
 ORPHANS_AT_ONCE: Final = 16
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
+MOST_STATS: Final = 3  # of one name while listings of its directory begin
 ORIGIN_DEADLINE_S: Final = 30.0
 
 
@@ -254,16 +255,18 @@ class Syncer:
         seen: list[tuple[Sequence[Change], bool]] | None = None,
     ) -> Stored | None:
         """Stats one name and writes the reply; appends the changes to `seen` if given. If a listing
-        began in between, which may be newer than the reply, stats the name again."""
-        while True:
+        began in between, which may be newer than the reply, stats the name again. No later reader
+        gets the reply to the last attempt if that is older, too."""
+        for _ in range(MOST_STATS):
             self._outdated.discard((parent, name))
             asked_at, marks = self._clock(), self.unchecked.marks
             older = self._listings.get(parent)
             entry = await self.ask(place.mount, place.of(name))
             self.stats_done += 1
-            if (parent, name) not in self._outdated or not place.interval_s:
+            is_outdated = (parent, name) in self._outdated
+            if not (is_outdated and place.interval_s):
                 break  # with an interval of 0, no later reader gets what is written
-        checked_at = asked_at if place.interval_s else 0.0
+        checked_at = asked_at if place.interval_s and not is_outdated else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
 
         def apply(txn: Transaction) -> tuple[Stored | None, int]:
@@ -271,6 +274,8 @@ class Syncer:
             known = txn.directory(parent)
             announce = expected_none or (known is not None and known.complete)
             stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            if place.interval_s and is_outdated:
+                txn.distrust_directory(parent)
             if older is not None:
                 older.overtake(name, stored, txn.stat_changes)
             if seen is not None:
@@ -283,7 +288,7 @@ class Syncer:
             self.directories_removed()
         self.wake()
         self.unchecked.checked(parent, name, marks)
-        if stored is None:
+        if stored is None and not is_outdated:
             self.negatives.add(parent, name, asked_at)
         else:
             self.negatives.discard(parent, name)
