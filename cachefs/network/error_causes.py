@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import ssl
+from typing import Final
 
 import aiohttp
 
 from cachefs.network.socket_owners import ForeignListener
+
+CLOSED: Final = "the connection was closed before the reply"
 
 
 def cause_of(err: aiohttp.ClientError | OSError) -> str:
@@ -17,7 +20,7 @@ def cause_of(err: aiohttp.ClientError | OSError) -> str:
     if isinstance(err, aiohttp.ClientConnectorError):
         return _cause_of_system(err.os_error)
     if isinstance(err, aiohttp.ServerDisconnectedError):
-        return "the connection was closed before the reply"
+        return CLOSED
     return _cause_of_system(err)
 
 
