@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from cachefs.core.errors import (
     CacheFSError,
@@ -50,7 +50,19 @@ ORPHANS_AT_ONCE: Final = 16
 MOST_WAITING: Final = MAX_QUEUED_WRITES // 2
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
+MOST_STATS: Final = 3  # of one name while listings of its directory begin
 ORIGIN_DEADLINE_S: Final = 30.0
+
+
+class _Reply(NamedTuple):
+    """An origin's reply about a name. `marks`: of unchecked names, as the request began. `older`:
+    the listing that was in flight then. `is_outdated`: a listing began after the request."""
+
+    entry: Entry | None
+    asked_at: float
+    marks: int
+    older: Listing | None
+    is_outdated: bool
 
 
 class Syncer:
@@ -255,6 +267,20 @@ class Syncer:
 
         return await written(self._store, lambda: self.spawn(write(), mount), confirm)
 
+    async def _reply(self, parent: int, name: bytes, place: Place) -> _Reply:
+        """Stats one name. If a listing began in between, which may be newer than the reply, stats
+        the name again, `MOST_STATS` times at most."""
+        for _ in range(MOST_STATS):
+            self._outdated.discard((parent, name))
+            asked_at, marks = self._clock(), self.unchecked.marks
+            older = self._listings.get(parent)
+            entry = await self.ask(place.mount, place.of(name))
+            self.stats_done += 1
+            is_outdated = (parent, name) in self._outdated
+            if not (is_outdated and place.interval_s):
+                break
+        return _Reply(entry, asked_at, marks, older, is_outdated)
+
     async def _stat(
         self,
         parent: int,
@@ -262,17 +288,10 @@ class Syncer:
         place: Place,
         seen: list[tuple[Sequence[Change], bool]] | None = None,
     ) -> Stored | None:
-        """Stats one name and writes the reply; appends the changes to `seen` if given. If a listing
-        began in between, which may be newer than the reply, stats the name again."""
-        while True:
-            self._outdated.discard((parent, name))
-            asked_at, marks = self._clock(), self.unchecked.marks
-            older = self._listings.get(parent)
-            entry = await self.ask(place.mount, place.of(name))
-            self.stats_done += 1
-            if (parent, name) not in self._outdated or not place.interval_s:
-                break  # with an interval of 0, no later reader gets what is written
-        checked_at = asked_at if place.interval_s else 0.0
+        """Stats one name and writes the reply; appends the changes to `seen` if given. No later
+        reader gets a reply that is outdated, or with an interval of 0."""
+        entry, asked_at, marks, older, is_outdated = await self._reply(parent, name, place)
+        checked_at = asked_at if place.interval_s and not is_outdated else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
 
         def apply(txn: Transaction) -> tuple[Stored | None, int]:
@@ -280,6 +299,8 @@ class Syncer:
             known = txn.directory(parent)
             announce = expected_none or (known is not None and known.complete)
             stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            if place.interval_s and is_outdated:
+                txn.distrust_directory(parent)
             if older is not None:
                 older.overtake(name, stored, txn.stat_changes)
             if seen is not None:
@@ -293,7 +314,7 @@ class Syncer:
                 self.directories_removed()
             self.wake()
             self.unchecked.checked(parent, name, marks)
-            if stored is None:
+            if stored is None and not is_outdated:
                 self.negatives.add(parent, name, asked_at)
             else:
                 self.negatives.discard(parent, name)
