@@ -61,7 +61,7 @@ def s3_server(folder: Path, *, real: bool) -> Iterator[tuple[str, S3Server]]:
             yield "versitygw, over TLS" if pem else "versitygw", server
     else:
         with moto_s3.moto_s3(folder) as server:
-            yield "moto (in Python: a slow origin)", server
+            yield "moto (in Python, slow: `make versitygw` builds a faster server)", server
 
 
 def upload(server: S3Server, root: Path, names: Iterable[str]) -> None:

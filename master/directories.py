@@ -13,6 +13,7 @@ import msgspec
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Stale
 from cachefs.core.messages import Dentry, Listing
 from cachefs.core.model import ROOT_INO, Kind
+from master.origins.late_store import is_late
 from master.origins.listing import Listing as Running
 from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
@@ -82,7 +83,8 @@ class Directories:
             return page if page.entries or running.safe_below is None else None
         listed_at = 0.0 if unchecked.covers(ino, ALL) else state.listed_at
         valid_s = min(limit_s, place.valid_s(listed_at, now))
-        if state.complete and mount.health.down and place.interval_s != 0 and not valid_s:
+        is_stuck = mount.health.down or is_late(self._store)
+        if state.complete and is_stuck and place.interval_s != 0 and not valid_s:
             if mount.health.may_probe(now):
                 self._sync.list_directory(ino, place)
             return _page(names, ino, after, limit, None, DEGRADED_VALID_S)

@@ -56,6 +56,7 @@ from master.jobs.service import LoadJobs
 from master.locations import Locations
 from master.manual_sync.service import Syncs
 from master.mounts import VOID_INTERVAL_S, MountTable, OpenConnector
+from master.origins.late_store import is_late
 from master.origins.syncer import Syncer
 from master.policies import Policies
 from master.probes import Probes
@@ -193,9 +194,14 @@ class Master:
         """Starts background syncs and periodic checks of the origins, which `status` reports."""
         self.background.start()
         self._probes = self._probes or Probes(
-            self._tree, self._clock, self._directory, lambda: self._store.failure
+            self._tree, self._clock, self._directory, self._store_failure
         )
         self._probes.start()
+
+    def _store_failure(self) -> str:
+        if is_late(self._store):
+            return f"its disk has not answered for {self._store.waits_s:.0f} s"
+        return self._store.failure
 
     async def close(self) -> None:
         """Ends event streams, listings and stats, and commits queued writes. Idempotent."""

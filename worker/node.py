@@ -15,13 +15,14 @@ from typing import Any, Final
 import cachefs
 from cachefs.core import cluster as c
 from cachefs.core.access import Caller, join_address, parse_address
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable, os_reason
+from cachefs.core.errors import AccessDenied, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import WorkerSpec
 from cachefs.core.tiers import TierSpec
 from cachefs.core.units import format_size
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
+from cachefs.network.error_causes import cannot_listen
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -204,10 +205,7 @@ class Node:
         try:
             port = await server.start(*self._listen)
         except OSError as err:
-            raise BadConfig(
-                f"cannot listen on {self._spec.listen}: {os_reason(err)}",
-                remedy="end the process that listens there, or choose another --listen",
-            ) from err
+            raise cannot_listen(self._spec.listen, err) from err
         stack.push_async_callback(server.stop)
         if self._spec.advertise:
             return _with_port(self._spec.advertise, port)

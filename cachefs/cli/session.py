@@ -121,8 +121,8 @@ class Session:
         try:
             return checked(self._client.call(body, CALL_TIMEOUT_S), answer)
         except CacheFSError as err:
-            path = getattr(body, "path", b"").strip(b"/")
-            if path and err.path.strip("/") == output.text_of(path):
+            path = getattr(body, "path", None)
+            if path is not None and err.path and _is_at(err.path, path):
                 err.path = path_in_mount(self.record, path)
             raise
 
@@ -145,6 +145,11 @@ class Session:
     def warn_of_silent(self) -> int:
         """Returns 0: no other server is involved."""
         return 0
+
+
+def _is_at(shown: str, path: bytes) -> bool:
+    """Returns whether a server's text names this path of the namespace."""
+    return shown.strip("/") == output.text_of(path.strip(b"/"))
 
 
 def checked(reply: m.Message, answer: type[_T]) -> _T:

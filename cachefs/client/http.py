@@ -42,6 +42,7 @@ _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 UNIX: Final = "unix:"  # prefix of a socket's path, in place of a URL
 RUNNING: Final = "is it running there?"
+_MAY_SPEAK_TLS: Final = "see its log; if it speaks TLS, give --tls-ca FILE or --tls"
 _MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 
@@ -179,6 +180,9 @@ class HttpClient:
             return DeadlineExceeded(cause, path=self.url, remedy=remedy)
         if isinstance(err, ForeignListener):
             return AccessDenied(err.strerror or str(err), path=self.url)
+        if isinstance(err, http.client.RemoteDisconnected) and self.url.startswith("http://"):
+            cause = f"{self._name} closed the connection before the reply"
+            return Unreachable(cause, path=self.url, remedy=_MAY_SPEAK_TLS)
         if isinstance(err, OSError):
             cause = f"{self._name} does not answer: {err.strerror or err}"
             return Unreachable(cause, path=self.url, remedy=self._remedy)

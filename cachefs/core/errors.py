@@ -8,7 +8,6 @@ and an exit code). Only `connectors.retry` retries, and only if `retryable`.
 from __future__ import annotations
 
 import errno
-import os
 from typing import ClassVar
 
 
@@ -34,12 +33,6 @@ class CacheFSError(Exception):
         if self.request_id:
             line += f" (request id {self.request_id})"
         return f"{line}; {self.remedy}" if self.remedy else line
-
-
-def os_reason(err: OSError) -> str:
-    """Returns the system's words for an error; asyncio's own text repeats the address."""
-    number = err.errno or 0
-    return os.strerror(number) if number in errno.errorcode else err.strerror or str(err)
 
 
 class NotFound(CacheFSError):

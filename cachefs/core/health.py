@@ -95,10 +95,11 @@ class StoreFacts(msgspec.Struct, frozen=True):
 
 
 class SourceFacts(msgspec.Struct, frozen=True):
-    """An origin as a master sees it, or a namespace: that of an embedded server with its `sources`,
-    jobs and store, or of a node with its `master`."""
+    """An origin (`url`) as a master sees it, or the namespace of a `source`: that of an embedded
+    server with its `sources`, jobs and store, or of a node with its `master`."""
 
     url: str = ""
+    source: str = ""
     origin_down: bool = False
     origin_refuses: bool = False
     down_since_s: float = 0.0
@@ -276,9 +277,9 @@ def _master(facts: Facts | SourceFacts, now: float) -> Iterator[HealthProblem]:
 def _place_of_jobs(facts: Facts | SourceFacts) -> str:
     """Returns the argument that names the jobs of an embedded server; "" for a cluster: commands
     name its master by --master."""
-    if isinstance(facts, Facts) or facts.master or not facts.url:
+    if isinstance(facts, Facts) or facts.master or not facts.source:
         return ""
-    return f" {shlex.quote(facts.url)}"
+    return f" {shlex.quote(facts.source)}"
 
 
 def _store(store: StoreFacts) -> Iterator[HealthProblem]:

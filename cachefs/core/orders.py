@@ -23,6 +23,7 @@ from cachefs.core.errors import BadConfig
 
 ROUNDS: Final = 6
 MOST_SAMPLES: Final = 1 << 48
+SHUFFLES: Final = ("full", "block", "window", "none")
 
 _M64: Final = (1 << 64) - 1
 _KEYS: Final = struct.Struct(f"<{ROUNDS}Q")
@@ -105,6 +106,8 @@ class Order(msgspec.Struct, frozen=True, dict=True):
 
     def check(self) -> None:
         """Raises BadConfig if the fields are no order."""
+        if self.shuffle not in SHUFFLES:
+            raise BadConfig(f"no such shuffle: {self.shuffle!r}; write {', '.join(SHUFFLES)}")
         if self.shuffle in ("block", "window") and self.width < 1:
             raise BadConfig(f"a {self.shuffle} shuffle needs a width of at least 1")
         if not (0 <= self.n <= MOST_SAMPLES and 0 <= self.seed <= _M64 and 0 <= self.epoch <= _M64):

@@ -60,7 +60,8 @@ def remove(entry: Entry, home: StateHome, *, names: bool) -> Iterator[int]:
     Yields after each step how many bytes it removed. Raises InUse before the first removal if a
     process uses the entry; CacheFSError for a file that cannot be removed.
 
-    No server can start during the removal. The lock files stay.
+    No server can start during the removal. The lock files stay. The log of a mount that failed at
+    its start, which has no names, is removed as well.
     """
     directory = Path(entry.directory)
     caches = [Path(path) for path in entry.cache_dirs if _is_cache(Path(path))]
@@ -74,7 +75,7 @@ def remove(entry: Entry, home: StateHome, *, names: bool) -> Iterator[int]:
             raise _in_use(directory, user)
         for cache in caches:
             yield from _remove_parts(cache, _CACHE_PARTS)
-        if names:
+        if names or (not entry.source and not (directory / NAMESPACE_NAME).exists()):
             yield from _remove_parts(directory, _NAME_PARTS)
 
 

@@ -1,13 +1,17 @@
-"""The log of a process: a rotated file (0600), or standard error. Set up once, at its start."""
+"""The log of a process: a rotated file (0600), or standard error. Set up once, at its start. A
+thread writes it (`log_writer.py`)."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import logging.handlers
 import os
 import sys
 import time
+
+from cachefs.launcher.log_writer import LogWriter
 
 LOG_BYTES = 10 << 20
 LOG_FILES = 3
@@ -34,14 +38,17 @@ class JsonFormatter(logging.Formatter):
 
 def log_to(path: str, level: str, *, to_stderr: bool, as_json: bool = False) -> None:
     """Sends every log line of this process to `path` (rotated at 10 MiB, 3 kept) or to stderr."""
-    handler: logging.Handler
+    sink: logging.Handler
     if to_stderr or not path:
-        handler = logging.StreamHandler(sys.stderr)
+        sink = logging.StreamHandler(sys.stderr)
     else:
-        handler = logging.handlers.RotatingFileHandler(
+        sink = logging.handlers.RotatingFileHandler(
             path, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, delay=False
         )
         os.chmod(path, 0o600)
+    handler = LogWriter(sink)
+    atexit.unregister(logging.shutdown)  # it would wait for a sink that is stuck
+    atexit.register(end_log)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -50,6 +57,13 @@ def log_to(path: str, level: str, *, to_stderr: bool, as_json: bool = False) -> 
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     for noisy in ("botocore", "boto3", "urllib3"):  # at DEBUG they print credentials
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def end_log() -> None:
+    """Writes the lines that wait, at the end of the process. Waits some seconds at most."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+        handler.close()
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from cachefs.client.certificate_file import CertificateFile
 from cachefs.client.token_file import LOOK_S, TokenFile
+from cachefs.launcher.logs import end_log
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,6 @@ def _end_late() -> NoReturn:
 def quit_now(code: int) -> NoReturn:
     """Ends the process at once. Everything is closed and committed; a normal exit would wait for a
     thread that is stuck in a request to a hung origin."""
-    logging.shutdown()
+    end_log()
     sys.stderr.flush()
     os._exit(code)

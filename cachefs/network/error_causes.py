@@ -1,13 +1,18 @@
-"""The causes of failed HTTP requests of aiohttp, in the words of the system."""
+"""The causes of failed HTTP requests and servers of aiohttp, in the words of the system."""
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
+from typing import Final
 
 import aiohttp
 
+from cachefs.core.errors import BadConfig
 from cachefs.network.socket_owners import ForeignListener
+
+CLOSED: Final = "the connection was closed before the reply"
 
 
 def cause_of(err: aiohttp.ClientError | OSError) -> str:
@@ -17,8 +22,18 @@ def cause_of(err: aiohttp.ClientError | OSError) -> str:
     if isinstance(err, aiohttp.ClientConnectorError):
         return _cause_of_system(err.os_error)
     if isinstance(err, aiohttp.ServerDisconnectedError):
-        return "the connection was closed before the reply"
+        return CLOSED
     return _cause_of_system(err)
+
+
+def cannot_listen(address: str, err: OSError) -> BadConfig:
+    """Returns the error of a server that cannot listen; asyncio's text repeats the address."""
+    known = err.errno is not None and err.errno > 0
+    cause = os.strerror(err.errno or 0) if known else err.strerror or str(err)
+    taken = "end the process that listens there, or " if err.errno == errno.EADDRINUSE else ""
+    return BadConfig(
+        f"cannot listen on {address}: {cause}", remedy=f"{taken}choose another --listen"
+    )
 
 
 def _cause_of_system(err: Exception) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound, Unreachable
+from cachefs.core.errors import BadConfig, NotFound, Unreachable
 from cachefs.core.manifest_format import NO_NAMESPACE, NO_POSITION
 from cachefs.launcher.state import StateHome
 from cachefs.trainers.listings import MountListings, ServerListings
@@ -33,8 +33,9 @@ class Manifest:
 
     def __init__(self, path: str | os.PathLike[str], *, home: str | None = None) -> None:
         """Maps the kept manifest of `path` after a refresh, or builds it. `home`: the state home of
-        the mount, if it is not this user's own. Raises NotFound and the errors of listings."""
-        self.path = os.path.abspath(os.fspath(path))
+        the mount, if it is not this user's own. Raises BadConfig for a URL, NotFound, NotADirectory
+        and the errors of listings."""
+        self.path = _folder(os.fspath(path))
         self.order_names: set[str] = set()  # of the live samplers
         self._home = StateHome(home) if home else state_home()
         self._root = os.fsencode(self.path)
@@ -154,6 +155,12 @@ class Manifest:
         finally:
             if session is not None:
                 session.close()
+
+
+def _folder(path: str) -> str:
+    if "://" in path:
+        raise BadConfig(f"not a folder below a mount, but a URL: {path!r}; mount its source")
+    return os.path.abspath(path)
 
 
 def _refreshed(store: ManifestStore, root: bytes, session: MountSession | None) -> TableMap:

@@ -15,8 +15,14 @@ from cachefs.client.blocking import BlockingClient
 from cachefs.core import config
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
-from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
-from cachefs.core.model import Inode, NamespaceId
+from cachefs.core.errors import (
+    CacheFSError,
+    NotADirectory,
+    NotFound,
+    ProtocolError,
+    Unreachable,
+)
+from cachefs.core.model import Inode, Kind, NamespaceId
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
@@ -34,6 +40,7 @@ class MountPlace:
         url = record.source.url
         base = os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
         self.record = record
+        self.shown = os.path.join(record.mountpoint, os.fsdecode(inside)).rstrip("/")
         self.path = b"/".join(part for part in (base, inside) if part)
 
 
@@ -77,10 +84,12 @@ class MountSession:
         return _checked(self._client.reply_to(id, CALL_TIMEOUT_S), answer)
 
     def resolve(self) -> Inode:
-        """Returns the inode of the path. Raises NotFound."""
+        """Returns the inode of the directory. Raises NotFound, NotADirectory."""
         found = self.call(m.Resolve(self.namespace, self.place.path), m.Found)
         if found.inode is None:
-            raise NotFound("no such directory", path=os.fsdecode(self.place.path))
+            raise NotFound(f"no such directory: {self.place.shown}")
+        if found.inode.kind is not Kind.DIRECTORY:
+            raise NotADirectory(f"not a directory: {self.place.shown}")
         return found.inode
 
     @property

@@ -113,7 +113,14 @@ class S3Connector:
     # Metadata.
 
     def check(self) -> None:
-        if not self._has_keys(self._prefix) and self._prefix:
+        try:
+            is_empty = not self._has_keys(self._prefix)
+        except NotFound as err:
+            if err.remedy:
+                raise
+            cause = "the endpoint does not answer as a server of S3 does (404 for a listing)"
+            raise NotFound(cause, remedy="check its URL", path=err.path) from err
+        if is_empty and self._prefix:
             self._explain_empty()
 
     def _has_keys(self, prefix: str) -> bool:

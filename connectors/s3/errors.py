@@ -35,6 +35,7 @@ _PASSING: Final = frozenset(
     {"RequestTimeout", "OperationAborted", "InternalError", "ConditionalRequestConflict"}
 )
 # Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
+CHECK_BUCKET: Final = "check the bucket's name and the endpoint"
 XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
 
@@ -78,7 +79,7 @@ _Verdict = tuple[type[CacheFSError], str, str]
 def _by_code(failure: S3Failure) -> _Verdict | None:
     code, details = failure.code, _details(failure)
     if code == "NoSuchBucket":
-        return errors.NotFound, "no such bucket", "check the bucket's name and the endpoint"
+        return errors.NotFound, "no such bucket", CHECK_BUCKET
     if code in _EXPIRED:
         return errors.CredentialsMissing, "the credentials have expired", RENEW
     if code in _BAD_KEY:
@@ -91,7 +92,7 @@ def _by_code(failure: S3Failure) -> _Verdict | None:
         wanted = f": the server wants {failure.region}" if failure.region else ""
         return errors.OriginError, f"wrong region{wanted} ({details})", WRONG_REGION
     if code == "InvalidBucketName":
-        return errors.NotFound, "no bucket can have this name", "check the bucket's name"
+        return errors.NotFound, "no bucket can have this name", CHECK_BUCKET
     if code == "NotImplemented":
         return errors.Unsupported, f"the server lacks this operation ({details})", ""
     if code == "EntityTooLarge":

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from cachefs.core.errors import (
     CacheFSError,
@@ -20,10 +20,12 @@ from cachefs.core.errors import (
     NotFound,
     OriginError,
     Stale,
+    Unavailable,
 )
 from cachefs.core.model import Kind
 from connectors.base import Connector, Entry
 from connectors.deadline import bounded
+from master.origins.late_store import is_late, unchanged_name, unchanged_root, written
 from master.origins.lister import Lister, Watcher
 from master.origins.listing import Listing
 from master.state.differences import removed_directories
@@ -31,7 +33,7 @@ from master.state.merge import Change
 from master.state.negatives import Negatives
 from master.state.records import Stored, name_of
 from master.state.unchecked import UncheckedNames
-from master.store.base import Store
+from master.store.base import MAX_QUEUED_WRITES, Store
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, transact
 from master.tree import Mount, Place, Tree
@@ -45,9 +47,22 @@ LISTING_THREADS: Final = 8
 STAT_THREADS: Final = 32
 WATCHED_THREADS: Final = 8  # for the listings of manual syncs: lookups never queue behind them
 ORPHANS_AT_ONCE: Final = 16
+MOST_WAITING: Final = MAX_QUEUED_WRITES // 2
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
+MOST_STATS: Final = 3  # of one name while listings of its directory begin
 ORIGIN_DEADLINE_S: Final = 30.0
+
+
+class _Reply(NamedTuple):
+    """An origin's reply about a name. `marks`: of unchecked names, as the request began. `older`:
+    the listing that was in flight then. `is_outdated`: a listing began after the request."""
+
+    entry: Entry | None
+    asked_at: float
+    marks: int
+    older: Listing | None
+    is_outdated: bool
 
 
 class Syncer:
@@ -242,9 +257,29 @@ class Syncer:
             assert stored is not None, "the root of a mount is held"
             return txn.update(stored, seen, checked_at)
 
-        stored = await self.write(apply)
-        self.wake()
-        return stored
+        async def write() -> Stored | None:
+            stored = await self.write(apply)
+            self.wake()
+            return stored
+
+        def confirm(names: Names) -> Stored | None:
+            return unchanged_root(names, mount.root, seen, checked_at)
+
+        return await written(self._store, lambda: self.spawn(write(), mount), confirm)
+
+    async def _reply(self, parent: int, name: bytes, place: Place) -> _Reply:
+        """Stats one name. If a listing began in between, which may be newer than the reply, stats
+        the name again, `MOST_STATS` times at most."""
+        for _ in range(MOST_STATS):
+            self._outdated.discard((parent, name))
+            asked_at, marks = self._clock(), self.unchecked.marks
+            older = self._listings.get(parent)
+            entry = await self.ask(place.mount, place.of(name))
+            self.stats_done += 1
+            is_outdated = (parent, name) in self._outdated
+            if not (is_outdated and place.interval_s):
+                break
+        return _Reply(entry, asked_at, marks, older, is_outdated)
 
     async def _stat(
         self,
@@ -253,17 +288,10 @@ class Syncer:
         place: Place,
         seen: list[tuple[Sequence[Change], bool]] | None = None,
     ) -> Stored | None:
-        """Stats one name and writes the reply; appends the changes to `seen` if given. If a listing
-        began in between, which may be newer than the reply, stats the name again."""
-        while True:
-            self._outdated.discard((parent, name))
-            asked_at, marks = self._clock(), self.unchecked.marks
-            older = self._listings.get(parent)
-            entry = await self.ask(place.mount, place.of(name))
-            self.stats_done += 1
-            if (parent, name) not in self._outdated or not place.interval_s:
-                break  # with an interval of 0, no later reader gets what is written
-        checked_at = asked_at if place.interval_s else 0.0
+        """Stats one name and writes the reply; appends the changes to `seen` if given. No later
+        reader gets a reply that is outdated, or with an interval of 0."""
+        entry, asked_at, marks, older, is_outdated = await self._reply(parent, name, place)
+        checked_at = asked_at if place.interval_s and not is_outdated else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
 
         def apply(txn: Transaction) -> tuple[Stored | None, int]:
@@ -271,6 +299,8 @@ class Syncer:
             known = txn.directory(parent)
             announce = expected_none or (known is not None and known.complete)
             stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            if place.interval_s and is_outdated:
+                txn.distrust_directory(parent)
             if older is not None:
                 older.overtake(name, stored, txn.stat_changes)
             if seen is not None:
@@ -278,16 +308,24 @@ class Syncer:
                 self.keep(txn.stat_changes)
             return stored, txn.removed_directories
 
-        stored, removed = await self.write(apply)
-        if removed:
-            self.directories_removed()
-        self.wake()
-        self.unchecked.checked(parent, name, marks)
-        if stored is None:
-            self.negatives.add(parent, name, asked_at)
-        else:
-            self.negatives.discard(parent, name)
-        return stored
+        async def write() -> Stored | None:
+            stored, removed = await self.write(apply)
+            if removed:
+                self.directories_removed()
+            self.wake()
+            self.unchecked.checked(parent, name, marks)
+            if stored is None and not is_outdated:
+                self.negatives.add(parent, name, asked_at)
+            else:
+                self.negatives.discard(parent, name)
+            return stored
+
+        def confirm(names: Names) -> Stored | None:
+            if seen is not None:  # the caller needs the changes
+                return None
+            return unchanged_name(names, parent, name, entry, checked_at)
+
+        return await written(self._store, lambda: self.spawn(write(), place.mount), confirm)
 
     async def in_thread(self, work: Callable[[], None]) -> None:
         """Runs a sync's work in the thread pool of the syncs."""
@@ -375,7 +413,10 @@ class Syncer:
     # ---- life ------------------------------------------------------------------------------------
 
     async def write(self, function: Callable[[Transaction], T]) -> T:
-        """Runs `function` in a write transaction, which is durable when this returns."""
+        """Runs `function` in a write transaction, which is durable when this returns. Raises
+        Unavailable if many writes wait for a store that is late: a full queue stops the loop."""
+        if self._store.waiting > MOST_WAITING and is_late(self._store):
+            raise Unavailable("the disk of the metadata store does not answer")
         return await asyncio.wrap_future(transact(self._store, function))
 
     def spawn(

@@ -33,15 +33,14 @@ from cachefs.core.access import Caller, check_listen, is_loopback, permit_metric
 from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.admin import API
 from cachefs.core.errors import (
-    BadConfig,
     CacheFSError,
     DeadlineExceeded,
     ProtocolError,
     Throttled,
-    os_reason,
 )
 from cachefs.core.messages import Message, failure_of
 from cachefs.core.placement import View
+from cachefs.network.error_causes import cannot_listen
 from cachefs.network.guard import (
     CALL_TYPE,
     Authorize,
@@ -135,10 +134,7 @@ class MasterServer:
             await site.start()
         except OSError as err:
             await self._runner.cleanup()
-            raise BadConfig(
-                f"cannot listen on {host}:{port}: {os_reason(err)}",
-                remedy="end the process that listens there, or choose another --listen",
-            ) from err
+            raise cannot_listen(f"{host}:{port}", err) from err
         self.members.start()
         bound: int = self._runner.addresses[0][1]
         return bound

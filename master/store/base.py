@@ -63,10 +63,16 @@ class Writer(Reader, Protocol):
 
 class Store(Protocol):
     """An open engine. Thread-safe. `failure`: the error of the last commit; "" if it succeeded.
-    `scratch`: a private directory for temporary files; None: the system's."""
+    `scratch`: a private directory for temporary files; None: the system's. `waits_s`: for how long
+    the present commit has run; 0: none runs. `waiting`: how many writes are queued behind it."""
 
     failure: str
     scratch: str | None
+
+    @property
+    def waits_s(self) -> float: ...
+    @property
+    def waiting(self) -> int: ...
 
     def snapshot(self) -> AbstractContextManager[Reader]: ...
 

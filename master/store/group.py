@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -44,6 +45,7 @@ class GroupCommit:
         self._jobs: queue.Queue[_Job | None] = queue.Queue(MAX_QUEUED_WRITES)
         self._lock = threading.Lock()  # orders submissions before the end mark
         self._closed = False
+        self._began_s = 0.0  # the present batch, monotonic; 0: none
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -56,6 +58,17 @@ class GroupCommit:
             self._jobs.put(job)
         return job.future
 
+    @property
+    def waits_s(self) -> float:
+        """See `Store`."""
+        began_s = self._began_s
+        return time.monotonic() - began_s if began_s else 0.0
+
+    @property
+    def waiting(self) -> int:
+        """See `Store`."""
+        return self._jobs.qsize()
+
     def close(self) -> None:
         """Runs the queued functions, then ends the thread."""
         with self._lock:
@@ -67,7 +80,9 @@ class GroupCommit:
     def _run(self) -> None:
         while (first := self._jobs.get()) is not None:
             batch, ended = self._gather(first)
+            self._began_s = time.monotonic()
             self._commit(batch)
+            self._began_s = 0.0
             if ended:
                 return
 

@@ -130,6 +130,14 @@ class LmdbStore:
     def write(self, function: Callable[[Writer], T]) -> Future[T]:
         return self._writer.submit(function)
 
+    @property
+    def waits_s(self) -> float:
+        return self._writer.waits_s
+
+    @property
+    def waiting(self) -> int:
+        return self._writer.waiting
+
     def close(self) -> None:
         self._writer.close()
         if self._owner_fd >= 0:

@@ -15,6 +15,7 @@ from cachefs.core.errors import AccessDenied, Stale, Unreachable
 from cachefs.core.model import UfsSpec
 from connectors.base import Entry
 from master.namespace import Master
+from master.origins.syncer import MOST_STATS
 from master.push.work_budget import WorkBudget
 from master.state.health import PROBE_EVERY_S
 from tests.integration.test_master import Clock, names_of, run, until
@@ -170,6 +171,23 @@ class SlowOrigin(Origin):
                 self.go_on.wait(30.0)
 
 
+class EachReplySlow(Origin):
+    """Holds each reply about one path back after it was read, until `passed` is released."""
+
+    def __init__(self, files: dict[bytes, bytes], held: bytes) -> None:
+        super().__init__(files, page_entries=1)
+        self.held = held
+        self.replies, self.passed = threading.Semaphore(0), threading.Semaphore(0)
+
+    def stat(self, path: bytes) -> Entry:
+        try:
+            return super().stat(path)
+        finally:
+            if path == self.held:
+                self.replies.release()
+                self.passed.acquire(timeout=30.0)
+
+
 @contextlib.asynccontextmanager
 async def listing_in_flight(
     master: Master, origin: Origin, directory: bytes
@@ -272,6 +290,25 @@ def test_no_reply_from_before_a_listing_is_written_after_it(tmp_path: Path, afte
         origin.go_on.set()
         await older
         assert await size_of(master, b"/data/d/f") == (len(after) or None)
+
+    play(tmp_path, origin, script)
+
+
+def test_a_stat_that_listings_always_overtake_ends_and_is_not_trusted(tmp_path: Path) -> None:
+    origin = EachReplySlow({b"d/a": b"1", b"d/f": b"1"}, held=b"d/f")
+
+    async def script(master: Master, clock: Clock) -> None:
+        listed = (await inode_of(master, b"/data/d")).ino
+        older = asyncio.ensure_future(size_of(master, b"/data/d/f"))
+        for number in range(MOST_STATS):
+            assert await asyncio.to_thread(origin.replies.acquire, timeout=30.0)
+            origin.put(b"d/f", bytes(number + 2))
+            clock.now += 3601
+            assert await names_of(master, listed) == [b"a", b"f"]
+            origin.passed.release()
+        await asyncio.wait_for(older, 30.0)
+        origin.held = b""
+        assert await size_of(master, b"/data/d/f") == MOST_STATS + 1
 
     play(tmp_path, origin, script)
 

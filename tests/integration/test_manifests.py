@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
+from cachefs.core.errors import NotADirectory
 from cachefs.core.manifest_format import NO_POSITION
 from cachefs.trainers import manifest as manifests
 from cachefs.trainers.listings import MountListings
@@ -141,8 +142,10 @@ def test_without_a_session_it_is_listed_through_the_mount(
 
 
 def test_a_folder_that_does_not_exist_is_named(node: Node, train: Path) -> None:
-    with pytest.raises(manifests.NotFound, match="no such directory"):
+    with pytest.raises(manifests.NotFound, match=f"no such directory: {train}/nothing$"):
         Manifest(train / "nothing", home=str(node.state))
+    with pytest.raises(NotADirectory, match=f"not a directory: {train.parent / NAMES[0]}$"):
+        Manifest(train.parent / NAMES[0], home=str(node.state))
 
 
 def test_a_server_that_is_killed_during_the_listing_is_not_seen(

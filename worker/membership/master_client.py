@@ -31,7 +31,7 @@ from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throt
 from cachefs.core.messages import Failure, ListDir, Message, error_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from cachefs.network.connector import CheckedConnector
-from cachefs.network.error_causes import cause_of
+from cachefs.network.error_causes import CLOSED, cause_of
 
 log = logging.getLogger(__name__)
 
@@ -252,6 +252,8 @@ class MasterClient:
     def _unreachable(
         self, why: str, remedy: str = "is `cachefs master` running there?"
     ) -> MasterUnreachable:
+        if why == CLOSED and self.url.startswith("http://"):
+            remedy = "see its log; if it speaks TLS, give --tls-ca FILE or --tls"
         return MasterUnreachable(
             f"the master at {self.url} cannot be reached: {why}", remedy=remedy
         )

@@ -130,7 +130,9 @@ async def _check_free(policies: PolicyService, path: bytes) -> None:
     at = await policies.policies_at(path)
     if at.policy.pin:
         raise InUse(
-            f"pinned by {at.where['pin']}", path=shown(path), remedy="unpin it first: cachefs unpin"
+            f"pinned by {at.where['pin']}",
+            path=shown(path),
+            remedy="unpin it first: cachefs unpin PATH",
         )
 
 

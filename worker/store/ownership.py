@@ -11,7 +11,7 @@ from typing import Final
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-ANOTHER: Final = "give another --cache-dir"
+ANOTHER: Final = "give another directory (--cache-dir; of a worker: --tier)"
 
 
 def open_directory(path: str) -> int:

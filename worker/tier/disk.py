@@ -12,6 +12,7 @@ from cachefs.core.errors import Interrupted, Unavailable
 from worker.runtime.threads import LoopCallbackQueue, Threads
 from worker.store.directory import TierDirectory
 from worker.store.filesystem import reopen
+from worker.store.ownership import ANOTHER
 from worker.store.writer import Writer
 from worker.tier.health import Health
 
@@ -164,7 +165,7 @@ async def take_directory(disk: Threads, path: str) -> TierDirectory:
     except TimeoutError as err:
         raise Unavailable(
             f"the disk of the cache directory has not answered for {START_LIMIT_S:g} s",
-            remedy="see to that disk, or give another --cache-dir",
+            remedy=f"see to that disk, or {ANOTHER}",
             path=path,
         ) from err
     finally:

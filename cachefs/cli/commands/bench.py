@@ -39,7 +39,12 @@ def command() -> None:
 
 
 @command.command("au")
-@click.argument("directory", required=False, metavar="[DIRECTORY]")
+@click.argument(
+    "directory",
+    required=False,
+    metavar="[DIRECTORY]",
+    type=click.Path(exists=True, file_okay=False),
+)
 @click.option(
     "--model", "name", type=click.Choice([*MODELS]), default="resnet50", help="The workload."
 )

@@ -29,6 +29,18 @@ from cachefs.launcher.processes import Server, Watch
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
 JOIN_TRIES: Final = 3
+OF_SERVER: Final = (  # settings of which a running server reports no difference itself
+    "cache_size",
+    "memory_limit",
+    "metrics",
+    "admin_socket",
+    "background_listings",
+    "admission",
+    "eviction",
+    "idle_after",
+    "files_ahead",
+    "origin_deadline",
+)
 ENDING_S: Final = 3.0  # a server that is ending refuses a mount within this time
 
 
@@ -110,11 +122,20 @@ def perform(
     with output.announced(f"waiting for {request.client.source.url}; Ctrl-C ends this"):
         server, started = _start(request, foreground)
     front = Foreground(request.client, started.pid) if foreground else None
-    for warning in dict.fromkeys([server.warning, started.warning]):
+    for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
         if warning:
             print(f"cachefs: warning: {warning}", file=sys.stderr)
     _say_ready(request, server, started, as_json)
     return front.stay() if front is not None else 0
+
+
+def _ignored(server: Server, chosen: Config) -> str:
+    """Returns a warning that names the flags which a running server does not take; "" if none."""
+    flags = [f"--{name.replace('_', '-')}" for name in OF_SERVER if chosen.is_flag(name)]
+    if server.started or not flags:
+        return ""
+    kept = "the running server keeps its settings until it is started again"
+    return f"without effect: {', '.join(flags)}; {kept}"
 
 
 def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:

@@ -51,7 +51,8 @@ def command(
     cachefs umount /mnt/data
     """
     home = settings.state_home(settings.load_settings(flags, config_file))
-    mountpoint, note = unmount(where, home, lazy=lazy)
+    with output.announced(f"waiting for the processes of {where} to end"):
+        mountpoint, note = unmount(where, home, lazy=lazy)
     shown = output.text_of(os.fsencode(mountpoint))
     if as_json:
         output.print_json({"mountpoint": shown, "unmounted": True, "lazy": lazy, "note": note})

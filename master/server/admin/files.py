@@ -169,7 +169,7 @@ async def free(at: At) -> a.FreedBytes:
     permit(at.caller, m.Free(at.namespace, path))
     policy = await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt)
     if policy.policy.pin:
-        remedy = "unpin it first: cachefs unpin"
+        remedy = "unpin it first: cachefs unpin PATH"
         raise InUse(f"pinned by {policy.where['pin']}", path=shown(path), remedy=remedy)
     asked, files, size_bytes, busy = Asked(at), 0, 0, 0
     async for batch in _batches(at, path, body.next):

@@ -81,6 +81,16 @@ def test_ls_of_what_an_earlier_version_left(home: StateHome, run: Run) -> None:
     assert json.loads(ok(run("cache", "ls", "--json")))[0]["cached_bytes"] == 0
 
 
+def test_rm_leaves_nothing_of_a_mount_that_failed_at_its_start(home: StateHome, run: Run) -> None:
+    directory = home.source_dir(OLD)
+    (directory / "log").mkdir(parents=True)
+    (directory / "log" / "server.err").write_text("no such bucket")
+    (row,) = json.loads(ok(run("cache", "ls", "--json")))
+    assert (row["source"], row["id"]) == ("", directory.name)
+    ok(run("cache", "rm", "--unused"))
+    assert json.loads(ok(run("cache", "ls", "--json"))) == []
+
+
 @pytest.mark.parametrize("named", ["source", "id", "directory"])
 def test_rm_removes_the_bytes_and_keeps_the_names(
     caches: dict[str, Path], run: Run, named: str

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cachefs.cli.commands import mount
+from cachefs.cli.settings import load_settings
 from cachefs.core.errors import Unreachable
 from cachefs.core.specs import Started
 from cachefs.launcher.processes import Server
@@ -54,3 +55,11 @@ def test_who_waited_in_vain_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Unreachable):
         start()
     assert len(clients.left) == 1
+
+
+def test_flags_of_the_server_have_no_effect_on_a_running_one() -> None:
+    chosen = load_settings({"cache_size": "1GiB", "metrics": "127.0.0.1:9", "uid": "7"}, None)
+    line = mount._ignored(JOINED, chosen)
+    assert line.startswith("without effect: --cache-size, --metrics; the running server keeps")
+    assert mount._ignored(JOINED._replace(started=True), chosen) == ""
+    assert mount._ignored(JOINED, load_settings({"uid": "7"}, None)) == ""

@@ -40,6 +40,8 @@ def test_a_refused_path_is_shown_as_the_mount_shows_it(node: FakeNode, run: Run)
     assert refused(run("pin", "/mnt/data/nope")) == (
         "cachefs: /mnt/data/nope: no such file or directory\n"
     )
+    node.refused[m.SetPolicy] = NotFound("it is gone", path="/")
+    assert refused(run("pin", "/mnt/data")) == "cachefs: /mnt/data: it is gone\n"
     node.refused[m.SetPolicy] = NotFound("no such file or directory", path="/other")
     assert refused(run("pin", "/mnt/data/nope")) == "cachefs: /other: no such file or directory\n"
 

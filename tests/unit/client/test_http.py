@@ -81,8 +81,9 @@ def test_a_stopped_process_is_noticed_before_the_time_of_a_long_question(
 
 def test_a_first_connection_that_breaks_is_an_error(master: FakeMaster) -> None:
     master.drop_next = True
-    with HttpClient(master.url, Security()) as client, pytest.raises(Unreachable):
+    with HttpClient(master.url, Security()) as client, pytest.raises(Unreachable) as caught:
         client.call(c.ListUfs(), c.UfsTable)
+    assert "if it speaks TLS" in caught.value.remedy, "as a server of TLS does"
 
 
 def test_answers_that_are_none_of_ours(master: FakeMaster) -> None:

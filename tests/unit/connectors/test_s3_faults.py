@@ -204,6 +204,16 @@ def test_nothing_under_the_prefix(server: ScriptedS3) -> None:
     connector(server).check()  # an empty bucket is a bucket
 
 
+def test_an_endpoint_that_is_no_server_of_s3(server: ScriptedS3) -> None:
+    server.script = lambda _: Answer(404, b"<html>not found</html>")
+    with pytest.raises(errors.NotFound, match="does not answer as a server of S3") as caught:
+        connector(server).check()
+    assert caught.value.remedy == "check its URL"
+    server.script = lambda _: error(404, "NoSuchBucket")
+    with pytest.raises(errors.NotFound, match="no such bucket"):
+        connector(server).check()
+
+
 def test_a_prefix_that_is_an_object(server: ScriptedS3) -> None:
     server.script = lambda request: (
         listing()

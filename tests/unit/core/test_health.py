@@ -158,7 +158,7 @@ def test_a_certificate_that_has_expired_is_an_error() -> None:
 
 def test_the_commands_for_a_job_name_the_source_of_an_embedded_server() -> None:
     jobs = ONE_OF_EACH["JOB_FAILED"] | ONE_OF_EACH["JOB_WAITS"]
-    failed, waits = found({"sources": [{"url": "s3://b/a b", **jobs}]})
+    failed, waits = found({"sources": [{"source": "s3://b/a b", **jobs}]})
     named = "'s3://b/a b'"
     assert failed.remedy == (
         f"see why: cachefs jobs show 3 {named}; then cachefs jobs retry 3 {named}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 import aiohttp
 import pytest
 
-from cachefs.network.error_causes import cause_of
+from cachefs.network.error_causes import cannot_listen, cause_of
 
 
 async def _fail(url: str) -> str:
@@ -80,3 +81,16 @@ def test_one_listens_and_gives_no_answer(
 )
 def test_other_faults(err: OSError | aiohttp.ClientError, cause: str) -> None:
     assert cause_of(err).startswith(cause)
+
+
+def test_an_address_that_cannot_be_used() -> None:
+    text = "error while attempting to bind on address ('127.0.0.1', 1): in use"
+    taken = cannot_listen("127.0.0.1:1", OSError(errno.EADDRINUSE, text))
+    assert taken.one_line() == (
+        "cannot listen on 127.0.0.1:1: Address already in use;"
+        " end the process that listens there, or choose another --listen"
+    )
+    unknown = cannot_listen("nowhere:1", socket.gaierror(socket.EAI_NONAME, "Name not known"))
+    assert unknown.one_line() == (
+        "cannot listen on nowhere:1: Name not known; choose another --listen"
+    )

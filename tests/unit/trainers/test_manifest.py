@@ -74,6 +74,11 @@ def test_an_index_out_of_range_names_the_manifest(files: Path, manifest: Manifes
                 ask(index)
 
 
+def test_a_url_is_refused(home: str) -> None:
+    with pytest.raises(BadConfig, match=r"a URL: 'cachefs\+s3://bucket/train'; mount its source"):
+        Manifest("cachefs+s3://bucket/train", home=home)
+
+
 def test_an_empty_folder_has_a_manifest(tmp_path: Path, home: str) -> None:
     (tmp_path / "empty").mkdir()
     manifest = Manifest(tmp_path / "empty", home=home)

@@ -135,6 +135,8 @@ def test_wrong_shares_and_widths_are_refused(manifest: Manifest) -> None:
         {"rank": 2, "world_size": 2},
         {"rank": -1},
         {"shuffle": "block"},
+        {"shuffle": "random"},
+        {"shuffle": True},
         {"seed": -1},
         {"locality": Locality((Member("a", "", 1.0),), ("a", "a"))},
     ):

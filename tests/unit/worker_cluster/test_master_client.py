@@ -161,8 +161,9 @@ def test_a_busy_master_is_asked_again_and_is_not_down() -> None:
 def test_one_attempt_where_the_caller_wants_one() -> None:
     async def script() -> None:
         async with Server(cut).listening() as server, connected(server.url) as client:
-            with pytest.raises(MasterUnreachable):
+            with pytest.raises(MasterUnreachable) as caught:
                 await client.ask(c.Greeting(), c.Greeted, reach_s=0)
+            assert "if it speaks TLS" in caught.value.remedy, "as a server of TLS does"
             assert len(server.requests) == 1
             assert not client.down, "an idle connection may have been closed"
             with pytest.raises(MasterUnreachable):
