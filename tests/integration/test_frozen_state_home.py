@@ -117,13 +117,14 @@ def test_known_names_are_answered_while_the_names_cannot_be_written(
     home_disk.hang()
     try:
         bucket.put("f9", changed)
-        until = time.monotonic() + 4 * interval_s
+        until = time.monotonic() + DEADLINE_S + 3 * interval_s
         while time.monotonic() < until:  # each name is checked several times
             for name in ("f1", "f2", "f3"):
                 assert (mnt / name).read_bytes() == data[name]
         with within(QUICK_S):
             assert (mnt / "f4").read_bytes() == data["f4"]
-        with within(2 * DEADLINE_S + 2 * QUICK_S):
+        # Where the client still has its old version, the open, its report and the next lookup wait.
+        with within(5 * DEADLINE_S + 2 * QUICK_S):
             assert error_of((mnt / "f9").read_bytes) == errno.EIO
         assert len(os.listdir(mnt)) == 21
         with within(QUICK_S):
