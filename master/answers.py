@@ -145,9 +145,11 @@ class Answers:
         except CacheFSError as err:
             self._sync.warn(place, name, err)
 
-    async def _stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
-        """Stats the name at the origin and trusts it again if it exists."""
-        stored = await self._sync.stat(parent, name, place)
+    async def _stat(
+        self, parent: int, name: bytes, place: Place, *, has_changed: bool = False
+    ) -> Stored | None:
+        """Stats the name at the origin and trusts it again if it exists; see `Syncer.stat`."""
+        stored = await self._sync.stat(parent, name, place, has_changed=has_changed)
         if stored is not None:
             self._distrusted.discard(stored.inode.ino)
         return stored
@@ -256,7 +258,7 @@ class Answers:
         name = name_of(at[1])
         try:
             self._distrusted.discard(ino)
-            await self._stat(at[0], name, place)
+            await self._stat(at[0], name, place, has_changed=True)
         except CacheFSError as err:
             self._sync.warn(place, name, err)
             self._distrust(ino)

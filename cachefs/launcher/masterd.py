@@ -181,9 +181,13 @@ class Process:
 def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MasterSpec)
     ready = ReadyPipe()
-    allow_many_descriptors()  # each worker has connections here
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)
-    return ready.run(lambda: asyncio.run(Process(spec).run(ready)), log)
+
+    def serve() -> None:
+        allow_many_descriptors()  # each worker has connections here
+        asyncio.run(Process(spec).run(ready))
+
+    return ready.run(serve, log)
 
 
 if __name__ == "__main__":

@@ -204,9 +204,10 @@ class Downloader:
 def _start_process(silence_s: int) -> tuple[socket.socket, mmap.mmap, subprocess.Popen[bytes]]:
     """Starts the process. Returns its socket, which does not block, and the memory with its number
     of disk operations."""
-    shared_fd = os.memfd_create("cachefs-download", os.MFD_CLOEXEC)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shared_fd = -1
     try:
+        shared_fd = os.memfd_create("cachefs-download", os.MFD_CLOEXEC)
         os.ftruncate(shared_fd, mmap.PAGESIZE)
         shared = mmap.mmap(shared_fd, mmap.PAGESIZE)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
@@ -225,5 +226,6 @@ def _start_process(silence_s: int) -> tuple[socket.socket, mmap.mmap, subprocess
         raise
     finally:
         theirs.close()
-        os.close(shared_fd)
+        if shared_fd >= 0:
+            os.close(shared_fd)
     return ours, shared, process

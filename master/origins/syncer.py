@@ -197,10 +197,13 @@ class Syncer:
         """Returns whether a request in flight will report a name."""
         return parent in self._listings or (parent, name) in self._stats
 
-    async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
-        """Stats a name at its origin; returns None if it is absent. Raises connector errors."""
+    async def stat(
+        self, parent: int, name: bytes, place: Place, *, has_changed: bool = False
+    ) -> Stored | None:
+        """Stats a name at its origin; returns None if it is absent. Raises connector errors. After
+        a report that the name `has_changed`, joins no request that is in flight already."""
         asked = self._stats.get((parent, name))
-        if asked is not None and self.unchecked.covers(parent, name):
+        if asked is not None and (has_changed or self.unchecked.covers(parent, name)):
             await asyncio.wait([asked])  # it may have begun before the name was reported
         return await self._shared((parent, name), place.mount, self._stat, parent, name, place)
 

@@ -358,6 +358,27 @@ def test_a_reader_of_an_unchecked_name_gets_no_reply_from_before_the_event(
     play(tmp_path, origin, script)
 
 
+def test_a_reader_that_met_another_version_gets_no_reply_from_before_it(tmp_path: Path) -> None:
+    """A read has found that the file changed, while a request for its name is in flight."""
+    origin = SlowOrigin({b"f": b"1"}, held=b"f")
+
+    async def script(master: Master, clock: Clock) -> None:
+        origin.read.set()  # holds nothing back yet
+        opened = await inode_of(master, b"/data/f")
+        clock.now += 3601
+        origin.read.clear()
+        older = asyncio.ensure_future(master.resolve(b"/data/f"))
+        await asyncio.to_thread(origin.read.wait)
+        origin.put(b"f", b"22")
+        report = asyncio.ensure_future(master.report_changed(opened.ino))
+        await asyncio.sleep(0)
+        origin.go_on.set()
+        await asyncio.gather(older, report)
+        assert await size_of(master, b"/data/f") == 2
+
+    play(tmp_path, origin, script)
+
+
 def test_an_error_is_not_forgotten_when_an_older_listing_ends(tmp_path: Path) -> None:
     origin = Origin({b"d/a": b"1", b"d/f": b"1"}, page_entries=1)
 

@@ -22,7 +22,7 @@ from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
 from worker.fill.downloads import MissingPart
 from worker.fill.fetch import FailedAttempt, Piece, described, path_of
-from worker.fill.segment import Segment
+from worker.fill.segment import Segment, no_file
 from worker.fill.segment_fills import SegmentFills
 from worker.fill.segments import Segments
 from worker.fill.small.reads import SmallFile
@@ -30,6 +30,7 @@ from worker.fill.source import NotHere, Purpose
 from worker.fill.stalls import SourceStuck, Stalls
 from worker.fill.supply import Supply
 from worker.fill.transfer import CallInLoop, DiskFault, Transfer, make_cache_file
+from worker.runtime.process_limits import lacks_descriptors
 from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Admission
@@ -467,8 +468,8 @@ class Filler:
         try:
             await self._past.fill(piece, segment)
         except DiskFault as fault:
-            if segment.in_memory:
-                raise NoSpace("the cache disk fails, and memory for it is used up") from fault
+            if segment.in_memory or lacks_descriptors(fault.error):
+                raise no_file(fault) from fault
             self._catalog.disk_fault(fault.error)
             return segment.ready_end
         finally:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from cachefs.core.errors import NoSpace
+from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.pages import ByteRange, PageRange
 from worker.fill.transfer import DiskFault
+from worker.runtime.process_limits import lacks_descriptors, too_many_open_files
 from worker.store.directory import TierDirectory
 from worker.tier.ledger import allocation
 
@@ -91,6 +92,13 @@ def memory_file(size_bytes: int) -> int:
         return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
+
+
+def no_file(fault: DiskFault) -> CacheFSError:
+    """Returns the error of a read for which no segment can be made or written."""
+    if lacks_descriptors(fault.error):
+        return too_many_open_files()
+    return NoSpace("the cache disk fails, and memory for it is used up")
 
 
 def no_room(*, in_memory: bool) -> NoSpace:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from cachefs.core.errors import NoSpace
-from worker.fill.segment import make_file
+from worker.fill.segment import make_file, no_file
 from worker.fill.transfer import CallInLoop, DiskFault, Transfer
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class SegmentFills:
         try:
             await self.fill(piece, segment, begun)
         except DiskFault as fault:
-            raise NoSpace("the cache disk failed a write of the transit window") from fault
+            raise no_file(fault) from fault
         else:
             self._have_last(piece, segment)
         finally:

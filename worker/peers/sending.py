@@ -34,9 +34,11 @@ class PagesResponse(web.StreamResponse):
         self.content_length = pages.size_bytes
 
     async def send(self, request: web.BaseRequest) -> None:
-        """Sends everything. Raises ConnectionError."""
-        fd = os.dup(self._pages.fd)  # the thread may outlive a request that is cancelled
-        self._pages.close()
+        """Sends everything. Raises ConnectionError; OSError where no descriptors are left."""
+        try:
+            fd = os.dup(self._pages.fd)  # the thread may outlive a request that is cancelled
+        finally:
+            self._pages.close()
         try:
             writer = await self.prepare(request)
             transport = request.transport
@@ -72,7 +74,7 @@ class PagesResponse(web.StreamResponse):
         offset, end = pages.offset, pages.offset + pages.size_bytes
         try:
             while True:
-                fds = os.dup(sock_fd), os.dup(fd)  # the thread may outlive this task
+                fds = _both(sock_fd, fd)  # the thread may outlive this task
                 offset = await self._threads.run(_send_some, *fds, offset, end)
                 if offset == end:
                     return
@@ -88,6 +90,16 @@ class PagesResponse(web.StreamResponse):
             async with asyncio.timeout(SILENCE_S):
                 await self.write(part)
             done += size
+
+
+def _both(sock_fd: int, fd: int) -> tuple[int, int]:
+    """Returns duplicates. Raises OSError."""
+    sock_copy = os.dup(sock_fd)
+    try:
+        return sock_copy, os.dup(fd)
+    except OSError:
+        os.close(sock_copy)
+        raise
 
 
 async def _until_writable(sock_fd: int) -> None:

@@ -3,8 +3,16 @@ kernel's files at the start, and descriptors."""
 
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
+from typing import Final
+
+from cachefs.core.errors import BadConfig, TooManyOpenFiles
+
+FEW_DESCRIPTORS: Final = 1024  # 256 reads of small files need two each, and as many for others
+REMEDY: Final = "raise its hard limit (`ulimit -Hn`, LimitNOFILE=) and start it again"
+_LACK: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -45,10 +53,32 @@ def _lines(path: Path) -> list[str]:
 
 
 def allow_many_descriptors() -> None:
-    """Sets the descriptor limit to the hard limit, since each partial file and segment has one."""
+    """Sets the descriptor limit to the hard limit, since each partial file and segment has one.
+    Raises BadConfig if that is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < FEW_DESCRIPTORS:
+        cause = f"only {hard} files may be open, and a server needs {FEW_DESCRIPTORS}"
+        raise BadConfig(cause, remedy=REMEDY)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Returns whether a call failed because no more files may be open: no fault of a disk."""
+    return isinstance(error, OSError) and error.errno in _LACK
+
+
+def too_many_open_files() -> TooManyOpenFiles:
+    """Returns the error of a call that failed for that reason."""
+    return TooManyOpenFiles(
+        f"the server has {descriptors()} files open, as many as its limit allows",
+        remedy=REMEDY,
+    )
+
+
+def classified(error: Exception) -> Exception:
+    """Returns the error of a call, typed if it failed for that reason."""
+    return too_many_open_files() if lacks_descriptors(error) else error
 
 
 def descriptors() -> int:

@@ -28,6 +28,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import COMMAND_MASTER_WAIT_S, MetadataService, master_wait_s
 from worker.cache.grants import TierView
+from worker.runtime.process_limits import classified
 from worker.server import operators, orders
 from worker.server.channel import Channel
 from worker.server.request_deadlines import RequestDeadlines
@@ -132,8 +133,8 @@ class Session:
         self._reply(id, m.failure_of(error))
 
     def _failure(self, id: int, err: Exception) -> m.Failure:
-        if isinstance(err, CacheFSError):
-            return m.failure_of(err)
+        if isinstance(known := classified(err), CacheFSError):
+            return m.failure_of(known)
         log.error("request %d of pid %d failed", id, self.pid, exc_info=err)
         return m.failure_of(CacheFSError(f"internal error: {type(err).__name__}"))
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageMap
+from worker.runtime.process_limits import lacks_descriptors
 from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.holds import Hold
 from worker.store.lookup import LookupResult, lookup_content
@@ -462,9 +463,10 @@ class Catalog:
         self.retire_if_unused(entry)
 
     def disk_fault(self, error: OSError) -> None:
-        """The tier's disk failed: it rests for a while, logged once. A lease is no fault of it."""
-        if isinstance(error, BlockingIOError):
-            return log.debug("a cache file is under a lease")
+        """The tier's disk failed: it rests for a while, logged once. Neither a lease nor a lack of
+        descriptors is a fault of it."""
+        if isinstance(error, BlockingIOError) or lacks_descriptors(error):
+            return log.debug("no fault of the cache disk: %s", error)
         self._context.counters.errors["disk"] += 1
         if self._disk.health.fault(error, self._context.monotonic()):
             log.error(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 from worker.runtime.log_backoff import LogBackoff
+from worker.runtime.process_limits import lacks_descriptors
 from worker.runtime.threads import Threads
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
@@ -124,7 +125,8 @@ class TierWatch:
         now = self._context.monotonic()
         answered = error is None and right is True
         if isinstance(error, OSError):
-            answered = is_full(error)  # it answers, though it takes nothing
+            # It answers, though it takes nothing; or it was not asked.
+            answered = is_full(error) or lacks_descriptors(error)
             if self._pace.is_due(now):  # one probe a second ends so while the disk is away
                 log.warning("the cache disk answers a probe with %s", error.strerror or error)
         if error is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import os
 import random
 import resource
@@ -23,7 +22,6 @@ import pytest
 
 from cachefs.core.model import PAGE_BYTES
 from connectors.download import downloader as downloader_module
-from connectors.download.downloader import Downloader
 from connectors.download.messages import AT_ONCE
 from tests.services.hanging_disk import hanging_disk
 from tests.unit.connectors import downloads
@@ -233,9 +231,11 @@ def test_cancelled_after_its_end(raw: RawServer, driven: Driven) -> None:
     """The process has reported the end, which this thread has not received."""
     raw.script = answer
     into = Into(0, 1000)
-    id = driven.begin(raw, into)
+    id = driven.start(downloads.request(raw, 0, 1000), into)
+    driven.downloader._send_orders()  # `turn` may receive the report, too
     ready, _, _ = select.select([driven.downloader.fileno()], [], [], LIMIT_S)
     assert ready
+    assert not into.has_ended
     driven.downloader.cancel(id)
     driven.until_ended(into)
     into.check_right()
@@ -406,44 +406,6 @@ def test_the_process_ends_with_a_killed_server(raw: RawServer, held: Held) -> No
             os.close(pid_fd)
     held.go_on()
     raw.wait(lambda: raw.has_ended(1), "its connection is closed")
-
-
-def test_no_descriptor_and_no_process_is_left(raw: RawServer) -> None:
-    raw.script = lambda came: answer(came) and False
-    gc.collect()
-    before = {name: link_of(name) for name in open_here()}
-    for _ in range(3):
-        driven = Driven()
-        driven.download(raw, 0, 1000).check_right()
-        driven.check_idle()
-        driven.close()
-        assert not Path(f"/proc/{driven.pid}").exists()
-    raw.wait(lambda: raw.has_ended(3), "the server closes")
-    del driven
-    gc.collect()
-    left = {name: link for name in open_here() if (link := link_of(name)) != before.get(name)}
-    assert left == {}
-
-
-def open_here() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
-
-
-def link_of(name: str) -> str | None:
-    """Returns what a descriptor is of; None: the one of the listing itself."""
-    try:
-        return os.readlink(f"/proc/self/fd/{name}")
-    except FileNotFoundError:
-        return None
-
-
-def test_no_descriptor_is_left_where_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/file")
-    before = open_here()
-    with pytest.raises(OSError, match="/no/such/file"):
-        Downloader()
-    gc.collect()
-    assert open_here() == before
 
 
 # ---- a disk that hangs ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
@@ -120,6 +121,34 @@ def test_a_receiver_that_goes_away_leaves_no_descriptor(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("lacking", range(1, 5))
+def test_no_descriptor_stays_open_where_none_are_left(
+    lacking: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the file, then of its connection, and of both for the thread."""
+    (tmp_path / "file").write_bytes(bytes(PAGES * PAGE_BYTES))
+    dup, count = os.dup, 0
+
+    def limited(fd: int) -> int:
+        nonlocal count
+        count += 1
+        if count == lacking:
+            raise OSError(errno.EMFILE, "too many open files")
+        return dup(fd)
+
+    async def work() -> None:
+        async with Sender(tmp_path / "file") as sender:
+            before = len(os.listdir("/proc/self/fd"))
+            monkeypatch.setattr(os, "dup", limited)
+            sock = sender.connect()
+            assert len(await asyncio.to_thread(received, sock)) < PAGES * PAGE_BYTES
+            assert count == lacking
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(work(), 5.0))
 
 
 class OneFile:
