@@ -14,7 +14,8 @@ from cachefs.core.messages import ViewStatus
 from cachefs.core.units import format_size
 
 COVERED = "covered"
-UNFINISHED = ("building", "ready")
+READY = "ready"
+UNFINISHED = ("building", READY)
 THAWING = "thawing"
 
 

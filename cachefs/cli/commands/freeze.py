@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from typing import Any
+import time
+from typing import Any, Final
 
 import click
 
@@ -11,6 +13,9 @@ from cachefs.cli import output, settings, view_calls
 from cachefs.cli.session import Session, Target
 from cachefs.core import messages as m
 from cachefs.core.messages import ViewStatus
+
+UNCOVERED_S: Final = 15.0  # a mount that takes covers is covered long before
+_COVERABLE: Final = "a mount of root with the transport kernel does, if all users may access it"
 
 
 @click.command("freeze")
@@ -33,7 +38,8 @@ def command(
     again when it is quiet."""
     with view_calls.opened(path, flags, config_file) as (session, target):
         view_calls.check(session)
-        view = _freeze(session, target, wait=wait)
+        with output.announced(f"waiting until {target.shown()} is covered; Ctrl-C ends this"):
+            view = _freeze(session, target, wait=wait)
     failed = wait and view.state != view_calls.COVERED
     if as_json:
         output.print_json(view_calls.document(view, target))
@@ -47,16 +53,22 @@ def command(
 
 
 def _freeze(session: Session, target: Target, *, wait: bool) -> ViewStatus:
-    """Repeats the request, which the server answers within 10 s, until the view is finished."""
+    """Repeats the request, which the server answers within 10 s, until the view is finished, or
+    until no mount has covered the finished tree for `UNCOVERED_S`."""
     body = m.Freeze(session.namespace, target.in_namespace, wait)
+    ready_at_s = math.inf
     while True:
         (view,) = session.call(body, m.ViewTable).views
-        if not wait or view.state not in view_calls.UNFINISHED:
+        now_s = time.monotonic()
+        ready_at_s = min(ready_at_s, now_s) if view.state == view_calls.READY else math.inf
+        is_late = now_s - ready_at_s >= UNCOVERED_S
+        if not wait or is_late or view.state not in view_calls.UNFINISHED:
             return view
 
 
 def _reason(view: ViewStatus) -> str:
-    return output.line_of(view.reason) or f"its state is {view.state}"
+    reason = output.line_of(view.reason) or f"its state is {view.state}"
+    return f"{reason}; {_COVERABLE}" if view.state == view_calls.READY else reason
 
 
 def _above(view: ViewStatus, target: Target) -> str:

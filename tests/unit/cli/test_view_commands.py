@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.cli.commands import freeze
 from cachefs.cli.view_calls import view_at
 from cachefs.core.messages import ViewStatus
 from cachefs.launcher.state import StateHome
@@ -59,6 +60,17 @@ def test_freeze_says_why_it_is_not_covered(node: FakeNode, run: Run) -> None:
     assert "it needs 5 GiB, and the tier has 1 GiB" in line
     code, out, _ = run("freeze", "/mnt/data/d", "--wait", "--json")
     assert (code, json.loads(out)["state"]) == (1, "impossible")
+
+
+def test_freeze_does_not_wait_for_a_mount_that_takes_no_covers(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freeze, "UNCOVERED_S", 0.0)
+    node.views = [view("building"), view("ready", "no mount of this node takes covers")]
+    line = refused(run("freeze", "/mnt/data/d", "--wait"))
+    assert line.startswith("cachefs: /mnt/data/d is frozen but not covered: no mount of this node")
+    assert "a mount of root" in line
+    assert node.frozen == [(b"d", True)] * 2
 
 
 def test_thaw(node: FakeNode, run: Run) -> None:
