@@ -13,6 +13,7 @@ from cachefs.core.errors import CacheFSError, NameTooLong, NotADirectory, Stale
 from cachefs.core.messages import Found
 from cachefs.core.model import MAX_NAME_BYTES, Inode, Kind
 from connectors import keys
+from master.origins.late_store import is_late
 from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S
 from master.state.health import is_down
@@ -180,7 +181,10 @@ class Answers:
         except Stale:  # the directory was removed in between, which is no fault of the origin
             raise
         except CacheFSError as err:
-            stale = self._stale(parent, name) if is_down(err) and place.interval_s else None
+            # If the store does not write, the origin may have reported a change.
+            is_unwritten = bool(self._store.failure) or is_late(self._store)
+            may_be_stale = is_down(err) and place.interval_s and not is_unwritten
+            stale = self._stale(parent, name) if may_be_stale else None
             self._sync.warn(place, name, err)
             if stale is None:
                 raise

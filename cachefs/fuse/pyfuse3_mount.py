@@ -53,7 +53,7 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(mounting.unmount, spec.mountpoint, device)
         session.close()
-        client.home.remove_mount(spec.mountpoint, os.getpid())
+        client.record.remove()
 
 
 async def _announce(client: Client, answering: trio.Event, device: str, warning: str) -> None:

@@ -417,8 +417,10 @@ class Syncer:
 
     async def write(self, function: Callable[[Transaction], T]) -> T:
         """Runs `function` in a write transaction, which is durable when this returns. Raises
-        Unavailable if many writes wait for a store that is late: a full queue stops the loop."""
-        if self._store.waiting > MOST_WAITING and is_late(self._store):
+        Unavailable if many writes wait for a store that is late (a full queue stops the loop), or
+        if its present commit has taken longer than any caller waits."""
+        is_full = self._store.waiting > MOST_WAITING and is_late(self._store)
+        if is_full or self._store.waits_s > self.deadline_s:
             raise Unavailable("the disk of the metadata store does not answer")
         return await asyncio.wrap_future(transact(self._store, function))
 

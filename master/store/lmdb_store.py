@@ -85,14 +85,17 @@ class LmdbSnapshot(LmdbReader):
 
 
 class LmdbWriter(LmdbReader):
-    """`Writer` over one LMDB write transaction."""
+    """`Writer` over one LMDB write transaction. `has_written`: its commit needs the disk."""
+
+    has_written = False
 
     def put(self, table: Table, items: Iterable[tuple[bytes, bytes]]) -> None:
+        self.has_written = True
         self._txn.cursor(self._tables[table]).putmulti(items)
 
     def delete(self, table: Table, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._txn.delete(key, db=self._tables[table])
+            self.has_written = self._txn.delete(key, db=self._tables[table]) or self.has_written
 
 
 class LmdbStore:
@@ -149,12 +152,14 @@ class LmdbStore:
     def _begin(self) -> Iterator[Writer]:
         try:
             with self._env.begin(write=True) as txn:
-                yield LmdbWriter(txn, self._tables)
+                writer = LmdbWriter(txn, self._tables)
+                yield writer
         except lmdb.Error as err:
             typed = _typed(err, self.directory)
             self.failure = typed.cause
             raise typed from err
-        self.failure = ""
+        if writer.has_written:
+            self.failure = ""
 
 
 def remove_store(directory: Path) -> None:

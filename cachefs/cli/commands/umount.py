@@ -99,7 +99,10 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
             return mount.mountpoint, _not_ended(record, lazy, holders)
         if supervisor_watch is not None and not supervisor_watch.ended(SUPERVISOR_END_S):
             return mount.mountpoint, f"its supervisor (pid {supervisor}) has not ended yet"
-        home.remove_mount(mount.mountpoint, record.pid)
+        try:
+            home.remove_mount(mount.mountpoint, record.pid)
+        except CacheFSError as err:
+            return mount.mountpoint, f"its record stays: {err.one_line()}"
         last = not _others(record, home) and not _has_libraries(record.socket)
         if last and server_watch is not None and not server_watch.ended(SERVER_END_S):
             return mount.mountpoint, f"its server (pid {server_watch.pid}) has not ended yet"

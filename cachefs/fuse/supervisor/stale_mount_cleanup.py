@@ -52,7 +52,10 @@ def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
     if record is not None:
         others = {record.pid, record.supervisor} - {0, *ours}
         if not any(is_ours(pid) for pid in others):
-            home.remove_mount(spec.mountpoint, record.pid)
+            try:
+                home.remove_mount(spec.mountpoint, record.pid)
+            except CacheFSError as err:  # the disk of the state home cannot be written
+                log.warning("the record of this mount stays: %s", err.one_line())
 
 
 def announce_mount_end(server: str, mountpoint: str) -> None:

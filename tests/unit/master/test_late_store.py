@@ -119,7 +119,11 @@ def test_a_name_that_the_origin_confirms_is_answered_while_writes_fail(
             assert await ino_of(master, b"a")
             with pytest.raises(type(error)):
                 await master.lookup(ROOT_INO, b"new")
-            store.error = None
+            origin.put(b"b", b"second version")
+            store.failure = error.cause  # as a store on a disk reports it
+            with pytest.raises(type(error)):
+                await master.lookup(ROOT_INO, b"b")
+            store.error, store.failure = None, ""
             assert await ino_of(master, b"b")
 
     origin.put(b"new", b"bytes")
