@@ -218,9 +218,11 @@ def test_a_page_that_waited_for_long_is_requested_again(
     replies, clock, _ = source_and_replies
     replies.body("")
     replies.ask("1")
+    wait_until(lambda: len(server.requests) == 2, "the page is requested ahead")
     clock.now += AHEAD_LIMIT_S + 1
     assert b"<Key>f1<" in replies.body("1")
     before = len(server.requests)
+    assert before == 3
     replies.ask("2")  # the caller is slow: nothing is requested ahead any more
     assert b"<Key>f2<" in replies.body("2")
     assert len(server.requests) == before + 1
