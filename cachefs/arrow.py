@@ -10,13 +10,18 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import fs
-
 from cachefs.core.errors import ReadOnly
+from cachefs.core.install import install_command
 from cachefs.library import api
 from cachefs.library.os_errors import os_error
 from cachefs.library.tree import Entry, Tree
+
+try:
+    import pyarrow as pa
+    from pyarrow import fs
+except ModuleNotFoundError as err:
+    err.add_note(f"cachefs.arrow needs it: {install_command('arrow')}")
+    raise
 
 
 def filesystem(url: str | os.PathLike[str], **settings: Any) -> fs.FileSystem:

@@ -14,14 +14,19 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
-from fsspec.spec import AbstractFileSystem
-
 from cachefs.core.errors import ReadOnly
+from cachefs.core.install import install_command
 from cachefs.library import api
 from cachefs.library.cache_file import CacheFile
 from cachefs.library.os_errors import os_error
 from cachefs.library.places import is_below
 from cachefs.library.tree import Entry, Tree
+
+try:
+    from fsspec.spec import AbstractFileSystem
+except ModuleNotFoundError as err:
+    err.add_note(f"cachefs.fsspec needs it: {install_command('fsspec')}")
+    raise
 
 MOST_TREES: Final = 256  # of one file system: mounts, buckets, folders behind links
 

@@ -22,6 +22,8 @@ class CacheFSError(Exception):
         self, cause: str, *, remedy: str = "", path: str = "", request_id: str = ""
     ) -> None:
         super().__init__(cause)
+        if remedy:
+            self.add_note(remedy)  # tracebacks show it
         self.cause = cause
         self.remedy = remedy
         self.path = path

@@ -43,6 +43,14 @@ def test_a_program_gets_the_library_at_its_first_use() -> None:
     assert not loaded & {"asyncio", "click", "fsspec", "rich", "ssl", "trio"}
 
 
+@pytest.mark.parametrize(("extra", "lacks"), [("fsspec", "fsspec"), ("arrow", "pyarrow")])
+def test_a_missing_extra_is_named_by_the_import(extra: str, lacks: str) -> None:
+    program = f"import sys; sys.modules[{lacks!r}] = None; import cachefs.{extra}"
+    done = subprocess.run([sys.executable, "-c", program], text=True, stderr=subprocess.PIPE)
+    assert done.returncode != 0
+    assert f"cachefs.{extra} needs it: pip install 'cachefs-io[{extra}]'" in done.stderr
+
+
 def test_the_probe_sees_what_is_imported() -> None:
     assert "lmdb" in modules_after("import lmdb")
 

@@ -1,0 +1,15 @@
+"""Typed errors, as a program that does not catch them shows them."""
+
+from __future__ import annotations
+
+import traceback
+
+from cachefs.core.errors import BadConfig
+
+
+def test_a_traceback_has_the_cause_and_the_remedy() -> None:
+    error = BadConfig("the size is 0", remedy="give another", path="/data")
+    shown = traceback.format_exception(error)
+    assert shown[-2:] == ["cachefs.core.errors.BadConfig: the size is 0\n", "give another\n"]
+    assert str(error) == "the size is 0"
+    assert error.one_line() == "/data: the size is 0; give another"
