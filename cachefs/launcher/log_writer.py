@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 MOST_LINES: Final = 2_000  # that wait for the thread
 PATIENCE_S: Final = 0.1  # of a caller, for its line
-TOLD_S: Final = 5.0  # a shorter delay is not logged, unless it cost lines
+REPORTED_S: Final = 5.0  # a shorter delay is not logged, unless it cost lines
 CLOSE_S: Final = 2.0  # for the lines that wait at the end of the process
 
 
@@ -70,7 +70,7 @@ class LogWriter(logging.handlers.QueueHandler):
     def _catch_up(self) -> None:
         late_s, left_out = time.monotonic() - self._late_since + PATIENCE_S, self._left_out
         self._late_since, self._left_out = 0.0, 0
-        if late_s < TOLD_S and not left_out:
+        if late_s < REPORTED_S and not left_out:
             return
         text = "this log could not be written for %.0f s; %d lines were left out"
         arguments = (text, (late_s, left_out), None)

@@ -62,9 +62,10 @@ class Writer(Reader, Protocol):
 
 
 class Store(Protocol):
-    """An open engine. Thread-safe. `failure`: the error of the last commit; "" if it succeeded.
-    `scratch`: a private directory for temporary files; None: the system's. `waits_s`: for how long
-    the present commit has run; 0: none runs. `waiting`: how many writes are queued behind it."""
+    """An open engine. Thread-safe. `failure`: the error of the last commit that had to write, "" if
+    it succeeded. `scratch`: a private directory for temporary files; None: the system's. `waits_s`:
+    for how long the present commit has run; 0: none runs. `waiting`: how many writes are queued
+    behind it."""
 
     failure: str
     scratch: str | None

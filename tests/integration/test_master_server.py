@@ -610,7 +610,9 @@ def test_an_address_in_use_is_a_clear_error(tmp_path: Path) -> None:
             second = MasterServer(
                 it.master, listen=("127.0.0.1", taken), open_connector=it.open_connector
             )
-            line = rf"cannot listen on 127\.0\.0\.1:{taken}: Address already in use$"
+            line = (
+                rf"^cannot listen on 127\.0\.0\.1:{taken}: Address already in use\nend the process "
+            )
             with pytest.raises(BadConfig, match=line):
                 await second.start()
             await first.stop()

@@ -14,6 +14,7 @@ from cachefs.core.model import UfsSpec
 from master import probes
 from master.namespace import Master
 from master.state.health import OriginHealth
+from master.store.base import Table
 from master.store.lmdb_store import LmdbStore
 from master.tree import Tree
 from tests.integration.test_master import Clock, opened, run, until
@@ -122,6 +123,8 @@ def test_a_commit_that_fails_is_shown_until_one_goes_well(
     assert store.failure == "no room for the metadata store"
     assert probes.Probes(Tree(), float, None, lambda: store.failure).status()["cause"]
     store.write(lambda writer: None).result(30)
+    assert store.failure, "a commit that writes nothing needs no room"
+    store.write(lambda writer: writer.put(Table.META, [(b"key", b"value")])).result(30)
     assert store.failure == ""
     store.close()
 
