@@ -19,7 +19,7 @@ from cachefs.client.deadline import DeadlineSocket
 from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
 from cachefs.core.access import parse_address
-from cachefs.core.addresses import ALIVE_PATH, address_of
+from cachefs.core.addresses import ALIVE_PATH, MAY_SPEAK_TLS, address_of
 from cachefs.core.errors import (
     AccessDenied,
     CacheFSError,
@@ -42,7 +42,6 @@ _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 UNIX: Final = "unix:"  # prefix of a socket's path, in place of a URL
 RUNNING: Final = "is it running there?"
-_MAY_SPEAK_TLS: Final = "see its log; if it speaks TLS, give --tls-ca FILE or --tls"
 _MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 
@@ -182,7 +181,7 @@ class HttpClient:
             return AccessDenied(err.strerror or str(err), path=self.url)
         if isinstance(err, http.client.RemoteDisconnected) and self.url.startswith("http://"):
             cause = f"{self._name} closed the connection before the reply"
-            return Unreachable(cause, path=self.url, remedy=_MAY_SPEAK_TLS)
+            return Unreachable(cause, path=self.url, remedy=MAY_SPEAK_TLS)
         if isinstance(err, OSError):
             cause = f"{self._name} does not answer: {err.strerror or err}"
             return Unreachable(cause, path=self.url, remedy=self._remedy)

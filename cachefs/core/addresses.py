@@ -13,6 +13,7 @@ from cachefs.core.errors import BadConfig
 SCHEME: Final = "cachefs://"
 ALIVE_PATH: Final = "/healthz"  # GET answers 200 while the process's event loop runs; no token
 DEFAULT_MASTER: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
+MAY_SPEAK_TLS: Final = "see its log; if it speaks TLS, give --tls-ca FILE or --tls"  # a remedy
 _HTTP: Final = re.compile(r"(https?)://([^/]*)/?")
 
 

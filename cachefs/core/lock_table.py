@@ -17,7 +17,7 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-NAME: Final = "lock.mdb"
+LOCK_TABLE: Final = "lock.mdb"
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def lock_table_in_memory(directory: Path) -> Iterator[None]:
     table. A lock table on the disk, of an earlier version, is removed. Where the file system has no
     symbolic links, LMDB creates the table on the disk, with the effect above.
     """
-    path = directory / NAME
+    path = directory / LOCK_TABLE
     fd = os.memfd_create("cachefs-lock-table", os.MFD_CLOEXEC)
     try:
         try:

@@ -34,8 +34,8 @@ _REGION: Final = frozenset(
 _PASSING: Final = frozenset(
     {"RequestTimeout", "OperationAborted", "InternalError", "ConditionalRequestConflict"}
 )
-# Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
 CHECK_BUCKET: Final = "check the bucket's name and the endpoint"
+# Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
 XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
 

@@ -18,8 +18,7 @@ from typing import Final, TypeVar
 import lmdb
 
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NoSpace, Unavailable
-from cachefs.core.lock_table import NAME as LOCK_TABLE
-from cachefs.core.lock_table import lock_table_in_memory
+from cachefs.core.lock_table import LOCK_TABLE, lock_table_in_memory
 from master.store.base import Reader, Table, Writer
 from master.store.group import GroupCommit
 

@@ -469,7 +469,8 @@ class Filler:
             await self._past.fill(piece, segment)
         except DiskFault as fault:
             if segment.in_memory or lacks_descriptors(fault.error):
-                raise no_file(fault) from fault
+                cause = "the cache disk fails, and memory for it is used up"
+                raise no_file(fault, cause) from fault
             self._catalog.disk_fault(fault.error)
             return segment.ready_end
         finally:

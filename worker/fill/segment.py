@@ -94,11 +94,12 @@ def memory_file(size_bytes: int) -> int:
         os.close(made)
 
 
-def no_file(fault: DiskFault) -> CacheFSError:
-    """Returns the error of a read for which no segment can be made or written."""
+def no_file(fault: DiskFault, cause: str) -> CacheFSError:
+    """Returns the error of a read for which no segment can be made or written. `cause`: unless
+    descriptors are lacking."""
     if lacks_descriptors(fault.error):
         return too_many_open_files()
-    return NoSpace("the cache disk fails, and memory for it is used up")
+    return NoSpace(cause)
 
 
 def no_room(*, in_memory: bool) -> NoSpace:

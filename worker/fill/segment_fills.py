@@ -59,7 +59,8 @@ class SegmentFills:
         try:
             await self.fill(piece, segment, begun)
         except DiskFault as fault:
-            raise no_file(fault) from fault
+            cause = "the cache disk failed a write of the transit window"
+            raise no_file(fault, cause) from fault
         else:
             self._have_last(piece, segment)
         finally:

@@ -26,7 +26,7 @@ import aiohttp
 from aiohttp import hdrs
 
 from cachefs.core import cluster as c
-from cachefs.core.addresses import ALIVE_PATH, master_url
+from cachefs.core.addresses import ALIVE_PATH, MAY_SPEAK_TLS, master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
@@ -253,7 +253,7 @@ class MasterClient:
         self, why: str, remedy: str = "is `cachefs master` running there?"
     ) -> MasterUnreachable:
         if why == CLOSED and self.url.startswith("http://"):
-            remedy = "see its log; if it speaks TLS, give --tls-ca FILE or --tls"
+            remedy = MAY_SPEAK_TLS
         return MasterUnreachable(
             f"the master at {self.url} cannot be reached: {why}", remedy=remedy
         )

@@ -215,7 +215,7 @@ class Index:
     def checksums(self, key: bytes, size_bytes: int) -> tuple[int, dict[int, int]]:
         """Returns the bitmap of present pages and the checksum of each present page."""
         bits, sums = 0, {}
-        for number, block in self._blocks(key, size_bytes):
+        for number, block in self._blocks(key, size_bytes, 0, page_count(size_bytes)):
             first = number * BLOCK_PAGES
             bits |= block.bits << first
             present = block.bits
@@ -227,15 +227,11 @@ class Index:
     def sums(self, key: bytes, size_bytes: int, first: int, end: int) -> dict[int, int]:
         """Returns the checksums of the present pages in [first, end)."""
         found: dict[int, int] = {}
-        with self._reading() as txn:
-            for number in range(first // BLOCK_PAGES, -(-end // BLOCK_PAGES)):
-                block = self._block(txn, key, size_bytes, number)
-                if block is None:
-                    continue
-                at, bits = number * BLOCK_PAGES, block.bits
-                for i in range(max(0, first - at), min(block.pages, end - at)):
-                    if bits >> i & 1:
-                        found[at + i] = block.checksum(i)
+        for number, block in self._blocks(key, size_bytes, first, end):
+            at, bits = number * BLOCK_PAGES, block.bits
+            for i in range(max(0, first - at), min(block.pages, end - at)):
+                if bits >> i & 1:
+                    found[at + i] = block.checksum(i)
         return found
 
     def _block(self, txn: Any, key: bytes, size_bytes: int, number: int) -> BlockRecord | None:
@@ -249,7 +245,7 @@ class Index:
     def bits(self, key: bytes, size_bytes: int) -> int:
         """Returns the bitmap of present pages."""
         found = 0
-        for number, block in self._blocks(key, size_bytes):
+        for number, block in self._blocks(key, size_bytes, 0, page_count(size_bytes)):
             found |= block.bits << number * BLOCK_PAGES
         return found
 
@@ -262,9 +258,12 @@ class Index:
         short = PAGE_BYTES - range_bytes(record.size, last, last + 1)
         return bits.bit_count() * PAGE_BYTES - (short if bits >> last & 1 else 0)
 
-    def _blocks(self, key: bytes, size_bytes: int) -> Iterator[tuple[int, BlockRecord]]:
+    def _blocks(
+        self, key: bytes, size_bytes: int, first: int, end: int
+    ) -> Iterator[tuple[int, BlockRecord]]:
+        """Yields the blocks with pages in [first, end)."""
         with self._reading() as txn:
-            for number in range(-(-page_count(size_bytes) // BLOCK_PAGES)):
+            for number in range(first // BLOCK_PAGES, -(-end // BLOCK_PAGES)):
                 block = self._block(txn, key, size_bytes, number)
                 if block is not None:
                     yield number, block
