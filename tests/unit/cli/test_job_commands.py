@@ -242,6 +242,19 @@ def test_a_server_that_dies_is_asked_again(node: FakeNode, run: Run) -> None:
     assert first[0].key == second[0].key, "one job, however often it was asked for"
 
 
+def test_nothing_is_started_on_a_server_that_stays_away(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that runs is waited for longer than one that could not be submitted."""
+    monkeypatch.setattr("cachefs.cli.commands.load.START_S", 0.0)
+    monkeypatch.setattr("cachefs.cli.commands.sync.START_S", 0.0)
+    for words in (["load", "/mnt/data"], ["pin", "/mnt/data"]):
+        node.refused[m.SubmitJob] = Unreachable("the master does not answer")
+        assert "the master does not answer" in refused(run(*words))
+    node.refused[m.StartSync] = Unreachable("the master does not answer")
+    assert "the master does not answer" in refused(run("sync", "/mnt/data"))
+
+
 def test_an_interrupt_says_that_the_job_goes_on(
     node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
