@@ -137,6 +137,7 @@ class Finder:
         self._mounts = read_mounts()
         self._places: dict[object, Place] = {}
         self._last: MountPlace | None = None
+        self.silent: list[str] = []  # places that `everywhere` left out
 
     def __enter__(self) -> Finder:
         return self
@@ -170,6 +171,7 @@ class Finder:
                 found.setdefault(place.namespace, place)
             except CacheFSError as err:
                 click.echo(f"cachefs: warning: {place.where}: {err.cause}", err=True)
+                self.silent.append(place.where)
         return [*found.values()]
 
     def _candidates(self) -> list[Place]:

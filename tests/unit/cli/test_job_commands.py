@@ -384,6 +384,19 @@ def test_what_can_be_done_with_a_job(node: FakeNode, run: Run) -> None:
     assert "no job 8" in refused(run("jobs", "stop", "8"))
 
 
+def test_a_job_that_may_be_at_a_silent_server_is_not_called_unknown(
+    node: FakeNode, run: Run
+) -> None:
+    for call in (m.GetJob, m.Attach):
+        node.refused[call] = Unreachable("the master does not answer")
+        code, out, err = run("jobs", "stop", "7")
+        assert (code, out) == (1, "")
+        assert "no job" not in err
+        assert "job 7 may be at /mnt/data: no answer" in err.splitlines()[-1]
+        del node.refused[call]
+    assert "no job 7" in refused(run("jobs", "stop", "7"))
+
+
 def test_a_number_that_several_sources_have_needs_a_place(
     node: FakeNode, run: Run, home: StateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
