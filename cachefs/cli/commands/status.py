@@ -24,6 +24,10 @@ from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
+_OF_WORKER: Final = (
+    *("id", "url", "host", "state", "version"),
+    *("weight", "capacity_bytes", "used_bytes", "seen_s"),
+)
 # Reading a document of another user's process may raise these: its fields are of any type.
 _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
@@ -89,8 +93,7 @@ def _no_answer(url: str, cause: str, problems: list[HealthProblem]) -> dict[str,
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
-    names = ("id", "url", "host", "state", "weight", "capacity_bytes", "used_bytes", "seen_s")
-    return {name: getattr(row, name) for name in names} | row.facts
+    return {name: getattr(row, name) for name in _OF_WORKER} | row.facts
 
 
 # ---- mounts --------------------------------------------------------------------------------------
