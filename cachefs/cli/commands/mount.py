@@ -20,7 +20,7 @@ from cachefs.core.addresses import is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
 from cachefs.core.mountinfo import read_mounts
-from cachefs.core.specs import ClientSpec, Started
+from cachefs.core.specs import ClientSpec, MasterAccess, Started
 from cachefs.fuse import mount_flags
 from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
@@ -183,6 +183,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         node=clusters.mounts_node(ufs.url, home, chosen, foreground) if starts_worker else None,
         worker_wait_s=chosen.seconds("worker_wait") if worker_socket else 0.0,
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
+        master_access=clusters.access(chosen) if in_cluster else MasterAccess(),
     )
     return Request(client)
 

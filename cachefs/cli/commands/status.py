@@ -25,6 +25,10 @@ from cachefs.core.mountinfo import Mount, read_mounts
 from cachefs.core.printable import printable
 from cachefs.launcher.state import MountRecord, StateHome
 
+_OF_WORKER: Final = (
+    *("id", "url", "host", "state", "version"),
+    *("weight", "capacity_bytes", "used_bytes", "seen_s"),
+)
 # Reading a document of another user's process may raise these: its fields are of any type.
 _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
@@ -90,8 +94,7 @@ def _no_answer(url: str, cause: str, problems: list[HealthProblem]) -> dict[str,
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
-    names = ("id", "url", "host", "state", "weight", "capacity_bytes", "used_bytes", "seen_s")
-    return {name: getattr(row, name) for name in names} | row.facts
+    return {name: getattr(row, name) for name in _OF_WORKER} | row.facts
 
 
 # ---- mounts --------------------------------------------------------------------------------------
