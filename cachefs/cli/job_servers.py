@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
-import click
-
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate
 from cachefs.cli.owners import all_records
@@ -168,7 +166,7 @@ class Finder:
             try:
                 found.setdefault(place.namespace, place)
             except CacheFSError as err:
-                click.echo(f"cachefs: warning: {place.where}: {err.cause}", err=True)
+                output.warn(f"{place.where}: {err.cause}")
         return [*found.values()]
 
     def _candidates(self) -> list[Place]:

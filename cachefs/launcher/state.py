@@ -39,7 +39,7 @@ import msgspec
 from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
 from cachefs.core.model import NamespaceId, UfsSpec
-from cachefs.core.specs import ClientSpec
+from cachefs.core.specs import ClientSpec, MasterAccess
 
 POINTER_NAME: Final = "server.json"
 SOCKET_NAME: Final = "server.sock"
@@ -80,6 +80,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     file_mode: int = 0o644
     dir_mode: int = 0o755
     owner: int = -1  # user of the state home in which root found it; -1: the caller
+    master_access: MasterAccess = MasterAccess()  # of a mount of a cluster
 
     @classmethod
     def of(cls, spec: ClientSpec, pid: int, supervisor: int = 0) -> MountRecord:
@@ -96,6 +97,7 @@ class MountRecord(msgspec.Struct, frozen=True):
             gid=spec.gid if spec.gid >= 0 else os.getegid(),
             file_mode=spec.file_mode,
             dir_mode=spec.dir_mode,
+            master_access=spec.master_access,
         )
 
 

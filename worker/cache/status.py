@@ -21,7 +21,7 @@ TOLD: Final = (
     "evicted_bytes", "slow_fills", "quota_used_bytes",
 )  # fmt: skip
 TOLD_PATHS: Final = 16
-_OF_TIER: Final = ("path", "state", "cause", "is_full", "limit_bytes", "used_bytes")
+_OF_TIER: Final = ("path", "kind", "state", "cause", "is_full", "limit_bytes", "used_bytes")
 
 
 def status(
@@ -71,7 +71,9 @@ def facts(status: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: status[name] for name in TOLD}
     used = sorted(status["paths"].items(), key=lambda one: -sum(one[1].values()))
     found["paths"] = dict(used[:TOLD_PATHS])
-    found["tiers"] = [{name: tier[name] for name in _OF_TIER} for tier in status["tiers"]]
+    found["tiers"] = [
+        {name: tier[name] for name in _OF_TIER if name in tier} for tier in status["tiers"]
+    ]
     return found
 
 

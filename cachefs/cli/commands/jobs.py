@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -195,7 +194,7 @@ def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobSta
         except NotFound as err:
             last = err
         except Unreachable as err:
-            print(f"cachefs: warning: {place.where}: {err.cause}", file=sys.stderr)
+            output.warn(f"{place.where}: {err.cause}")
     if not found:
         raise last
     if len(found) > 1:
