@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
-import click
-
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate
 from cachefs.cli.owners import all_records
@@ -170,7 +168,7 @@ class Finder:
             try:
                 found.setdefault(place.namespace, place)
             except CacheFSError as err:
-                click.echo(f"cachefs: warning: {place.where}: {err.cause}", err=True)
+                output.warn(f"{place.where}: {err.cause}")
                 self.silent.append(place.where)
         return [*found.values()]
 

@@ -286,7 +286,7 @@ def _permit_paths(caller: Caller, call: Message, needs: Need) -> None:
 def _paths(call: Message) -> list[bytes]:
     """Returns the paths at or below which everything lies that a call selects."""
     match call:
-        case Resolve() | GetPolicies() | SetPolicy() | Free() | StartSync():
+        case Resolve() | GetPolicies() | SetPolicy() | Free() | StartSync() | c.PushEvents():
             return [call.path]
         case SubmitJob():
             return [select(path).base for path in call.spec.paths]

@@ -469,7 +469,7 @@ def decode_call(data: bytes | bytearray | memoryview) -> Call:
     """Returns the call. Raises ProtocolError."""
     try:
         return cast(Call, _calls.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise errors.ProtocolError(f"not a call: {err}") from err
 
 
@@ -477,5 +477,5 @@ def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
     """Returns the reply. Raises ProtocolError."""
     try:
         return cast(Answer, _answers.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise errors.ProtocolError(f"not an answer: {err}") from err

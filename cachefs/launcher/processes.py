@@ -88,6 +88,7 @@ def ensure_server(
     Raises the typed error of a failed start, AccessDenied and NoSpace for the cache directory,
     Unreachable when a server hangs; ends a process that it started before it raises.
     """
+    check_own(spec.home, trust=spec.trust_directories)
     home = StateHome(spec.home)
     full = Reserve(spec.home).give_up_if_short()
     source_dir = home.source_dir(spec.source)

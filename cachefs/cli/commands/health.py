@@ -21,6 +21,7 @@ from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.health import HealthProblem, facts_of, health, problem, problem_lines, verdict
 from cachefs.core.mountinfo import read_mounts
+from cachefs.core.printable import printable
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
@@ -49,7 +50,7 @@ def command(
         output.print_json([msgspec.to_builtins(one) for one in found])
     else:
         for line in problem_lines(found, time.time()) or [WELL]:
-            click.echo(output.line_of(line))
+            click.echo(printable(line))
     return verdict(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -196,7 +195,7 @@ def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobSta
         except NotFound as err:
             last = err
         except Unreachable as err:
-            print(f"cachefs: warning: {place.where}: {err.cause}", file=sys.stderr)
+            output.warn(f"{place.where}: {err.cause}")
             finder.silent.append(place.where)
     if not found and finder.silent:
         silent = " and ".join(finder.silent)

@@ -22,6 +22,7 @@ from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.core.mountinfo import Mount, read_mounts
+from cachefs.core.printable import printable
 from cachefs.launcher.state import MountRecord, StateHome
 
 _OF_WORKER: Final = (
@@ -109,7 +110,7 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
         if i:
             click.echo()
         for line in view(tree):
-            click.echo(output.line_of(line))
+            click.echo(printable(line))
 
 
 def view(tree: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ name this machine as the host: another site may resolve its name to loopback (DN
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -121,9 +122,16 @@ class AdminApp:
         if request.rel_url.raw_path == a.OPENAPI_PATH and request.method in ("GET", "HEAD"):
             return _json(openapi.text(), 200)  # the same for every cluster: needs no token
         asked = _question(request)
-        has_secret = asked.route.has_secret
-        caller = STORE if has_secret else self._caller(request)
+        at = await self._admitted(request, asked)
         data = await self._body(request, asked.route.max_body_bytes)
+        at = dataclasses.replace(at, body=_decoded(data, asked.route))
+        return _reply(await asked.route.handler(at))
+
+    async def _admitted(self, request: web.BaseRequest, asked: Question) -> At:
+        """Returns the request without its body, which is read for a caller with a right only: the
+        number of requests in flight is limited."""
+        admit = asked.route.admit
+        caller = STORE if admit is not None else self._caller(request)
         query = _query(request, asked.route)
         backends = self._backends()
         at = At(
@@ -132,14 +140,14 @@ class AdminApp:
             caller,
             _params(asked),
             query,
-            _decoded(data, asked.route),
+            None,
             _key(request),
-            token_of(request.headers.get(HEADER)) if has_secret else "",
+            token_of(request.headers.get(HEADER)) if admit is not None else "",
         )
-        reply = await asked.route.handler(at)
-        if has_secret:
+        if admit is not None:
+            await admit(at)
             self._accepted(request.protocol)
-        return _reply(reply)
+        return at
 
     def _check_host(self, request: web.BaseRequest) -> None:
         if self._on_loopback and not is_loopback_name(request.headers.get("Host", "")):

@@ -6,14 +6,21 @@ import logging
 import os
 import stat
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pytest
 
+from cachefs.cli.commands import mount
+from cachefs.cli.settings import load_settings
 from cachefs.core.errors import AccessDenied
-from cachefs.core.specs import WorkerSpec
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ServerSpec, WorkerSpec
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.node import NodeProcess
+from cachefs.launcher.processes import ensure_server
+
+FLAGS: Final = {"foreground": False, "debug": False}
 
 
 @pytest.fixture
@@ -110,3 +117,19 @@ def test_directories_that_an_operator_trusts(above: Path, caplog: pytest.LogCapt
         NodeProcess(spec)
     NodeProcess(msgspec.structs.replace(spec, trust_directories=True))
     NodeProcess(msgspec.structs.replace(spec, stays=False))
+
+
+def test_a_state_home_that_others_could_replace(above: Path, tmp_path_factory: Any) -> None:
+    """With the socket and the names in it, whatever the cache directory is. Another user's home may
+    be that of root's environment."""
+    caches = tmp_path_factory.mktemp("caches")
+    os.chown(above, 65534, 65534)
+    tiers = (f"ssd:{caches}:64MiB",)
+    with pytest.raises(AccessDenied, match="belongs to user 65534"):
+        NodeProcess(WorkerSpec(str(above / "home"), "http://127.0.0.1:1", "node", tiers))
+    server = ServerSpec(str(above / "home"), UfsSpec("file:///"), str(caches), 1 << 20)
+    with pytest.raises(AccessDenied, match="belongs to user 65534"):
+        ensure_server(server)
+    with pytest.raises(AccessDenied, match="belongs to user 65534"):
+        mount.plan("file:///", "/", load_settings({"home": str(above)}, None), **FLAGS)
+    assert not (above / "home").exists()
