@@ -1,7 +1,7 @@
 """The pins of frozen directories, which `Freeze` sets and `Thaw` removes.
 
-A master that dies may have set a pin whose reply is lost. Such a path is remembered: the pin is that
-of the freeze that failed, not an operator's, and the next freeze or thaw of the path takes it over.
+A master that dies may have set a pin whose reply is lost. Such a path is remembered: that pin is of
+the freeze that failed, not an operator's, and the next freeze or thaw of the path takes it over.
 """
 
 from __future__ import annotations
