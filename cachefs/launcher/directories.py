@@ -91,9 +91,7 @@ def _closed(directory: Path, info: os.stat_result) -> str:
     files of theirs. Raises AccessDenied for a directory that all programs use."""
     if not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return ""
-    if os.path.realpath(directory) in map(os.path.realpath, SHARED):
-        cause = "the directory is shared by all users"
-        raise AccessDenied(cause, path=str(directory), remedy="give a directory in it, or another")
+    check_unshared(directory)
     os.chmod(directory, 0o700)
     with os.scandir(directory) as entries:
         owners = {one.name: one.stat(follow_symlinks=False).st_uid for one in entries}
@@ -102,6 +100,13 @@ def _closed(directory: Path, info: os.stat_result) -> str:
         return ""
     os.chmod(directory, stat.S_IMODE(info.st_mode))
     return f"could be written by others and has {foreign!r} of another user"
+
+
+def check_unshared(directory: Path) -> None:
+    """Raises AccessDenied for a directory that all programs use, and that must stay open."""
+    if os.path.realpath(directory) in map(os.path.realpath, SHARED):
+        cause = "the directory is shared by all users"
+        raise AccessDenied(cause, path=str(directory), remedy="give a directory in it, or another")
 
 
 def _fault(info: os.stat_result, *, is_leaf: bool) -> str:

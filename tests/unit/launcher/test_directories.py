@@ -20,6 +20,7 @@ from cachefs.launcher import directories
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.node import NodeProcess
 from cachefs.launcher.processes import ensure_server
+from cachefs.launcher.state import private_dir
 
 FLAGS: Final = {"foreground": False, "debug": False}
 
@@ -72,6 +73,8 @@ def test_the_directories_of_all_programs_are_never_closed(
         with pytest.raises(AccessDenied, match="is shared by all users") as caught:
             check_own(path)
         assert "chmod" not in caught.value.remedy
+    with pytest.raises(AccessDenied, match="is shared by all users"):
+        private_dir(above / "tier")
     assert stat.S_IMODE((above / "tier").stat().st_mode) == 0o1777
     check_own(above / "tier" / "mine")
 
