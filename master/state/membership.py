@@ -38,6 +38,7 @@ from cachefs.core.errors import BadConfig, InUse, NotFound, ProtocolError, Throt
 from cachefs.core.messages import Done
 from cachefs.core.placement import Member, View
 from master.state.member_record import Kept, Record
+from master.state.twin import Twin
 
 TICK_S: Final = 1.0
 ABSENT_AFTER_S: Final = 3.0  # after a tick that late, this process was suspended, not the workers
@@ -79,7 +80,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class _Member:
     """One worker as the master knows it."""
 
-    __slots__ = ("beat", "drained_from", "draining", "info", "lost", "seen_at", "told")
+    __slots__ = ("beat", "drained_from", "draining", "info", "lost", "seen_at", "told", "twin")
 
     def __init__(self, info: Register, now: float) -> None:
         self.info = info
@@ -89,6 +90,7 @@ class _Member:
         self.drained_from = 0  # the epoch that took its blocks away
         self.lost = False
         self.told = -1  # version of the last view sent to it
+        self.twin = Twin()
 
     @property
     def owns(self) -> bool:
@@ -177,6 +179,8 @@ class Membership:
         worker = self._workers.get(event.worker)
         if worker is None or worker.lost:
             return Outcome(Beaten(known=False))
+        if event.url and event.url != worker.info.url:
+            return self._twin_heartbeat(worker, event, now)
         self._heard(now)
         worker.seen_at = now
         worker.beat = event
@@ -189,6 +193,14 @@ class Membership:
         if view is not None:
             worker.told = self._version
         return Outcome(Beaten(view, True, worker.draining), changed, changed, set_back=set_back)
+
+    def _twin_heartbeat(self, worker: _Member, event: Heartbeat, now: float) -> Outcome:
+        """Answers a process that has the id of a worker at another address. It gets the views, so
+        that it fills no block by an old one, and is no sign of life of the worker."""
+        shown = f"{_shown(worker.info)} has a twin at {_address(event.url)}: one has a copied tier"
+        notes = (shown,) if worker.twin.hear(event.url, now) else ()
+        view = self._view if self._needs_view(worker, event) else None
+        return Outcome(Beaten(view, True, worker.draining), notes=notes)
 
     def _needs_view(self, worker: _Member, beat: Heartbeat) -> bool:
         if beat.epoch != self._epoch:
@@ -311,7 +323,11 @@ class Membership:
     def rows(self, now: float) -> list[WorkerRow]:
         """Returns the rows of all workers, by host and URL."""
         workers = sorted(self._workers.values(), key=lambda w: (w.info.host, w.info.url))
-        return [_row(worker, self._state(worker), now) for worker in workers]
+        return [self._row(worker, now) for worker in workers]
+
+    def _row(self, worker: _Member, now: float) -> WorkerRow:
+        twin_url = worker.twin.url_now(now, self._lost_after_s)
+        return _row(worker, self._state(worker), now, twin_url)
 
     def counts(self) -> dict[str, int]:
         """Returns the number of workers in every state, zeros included."""
@@ -423,7 +439,7 @@ def _kept(worker: _Member) -> Kept:
     )
 
 
-def _row(worker: _Member, state: State, now: float) -> WorkerRow:
+def _row(worker: _Member, state: State, now: float, twin_url: str) -> WorkerRow:
     info, beat = worker.info, worker.beat
     return WorkerRow(
         info.worker,
@@ -438,6 +454,7 @@ def _row(worker: _Member, state: State, now: float) -> WorkerRow:
         round(max(0.0, now - worker.seen_at), 3),
         info.version,
         beat.facts,
+        twin_url,
     )
 
 

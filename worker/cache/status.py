@@ -18,7 +18,7 @@ from worker.tier.unlinked import UnlinkedOpenFiles
 
 TOLD: Final = (
     "hits", "misses", "hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight",
-    "evicted_bytes", "slow_fills", "quota_used_bytes",
+    "evicted_bytes", "slow_fills", "quota_used_bytes", "origins",
 )  # fmt: skip
 TOLD_PATHS: Final = 16
 _OF_TIER: Final = ("path", "kind", "state", "cause", "is_full", "limit_bytes", "used_bytes")
@@ -53,6 +53,7 @@ def status(
         "fill_s": counters.fill_s.status(),
         "refused": counters.refused,
         "paths": context.paths.counts(),
+        "origins": context.origins.rows(context.monotonic()),
         "slow_fills": context.slowest.rows(context.monotonic()),
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,

@@ -53,7 +53,7 @@ def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> 
     """List the workers of a cluster: state, tiers, weight, used and total space, version.
 
     \b
-    cachefs workers ls --master node1:19998
+    cachefs workers ls --json
     """
     _list(as_json, config_file, flags)
 
