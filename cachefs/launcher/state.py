@@ -40,6 +40,7 @@ from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.specs import ClientSpec, MasterAccess
+from cachefs.launcher.directories import check_unshared
 
 POINTER_NAME: Final = "server.json"
 SOCKET_NAME: Final = "server.sock"
@@ -315,6 +316,7 @@ def _check_private(fd: int, path: Path) -> None:
             path=str(path),
         )
     if stat.S_IMODE(info.st_mode) & 0o077:
+        check_unshared(path)
         os.fchmod(fd, 0o700)
 
 
