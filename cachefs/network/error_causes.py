@@ -29,8 +29,9 @@ def cause_of(err: aiohttp.ClientError | OSError) -> str:
 
 def remedy_of_handshake(err: aiohttp.ClientSSLError) -> str:
     """Returns what to do about a failed handshake."""
-    is_refused = isinstance(err, aiohttp.ClientConnectorCertificateError)
-    return remedy_of_tls(err.certificate_error if is_refused else err)
+    if isinstance(err, aiohttp.ClientConnectorCertificateError):
+        return remedy_of_tls(err.certificate_error)
+    return remedy_of_tls(err)
 
 
 def cannot_listen(address: str, err: OSError) -> BadConfig:
