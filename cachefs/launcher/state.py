@@ -48,6 +48,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.specs import ClientSpec, MasterAccess
+from cachefs.launcher.directories import check_unshared
 
 POINTER_NAME: Final = "server.json"
 SOCKET_NAME: Final = "server.sock"
@@ -323,6 +324,7 @@ def _check_private(fd: int, path: Path) -> None:
             path=str(path),
         )
     if stat.S_IMODE(info.st_mode) & 0o077:
+        check_unshared(path)
         os.fchmod(fd, 0o700)
 
 

@@ -8,13 +8,15 @@ name this machine as the host: another site may resolve its name to loopback (DN
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import re
 import struct
 import urllib.parse
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -39,6 +41,7 @@ from master.server.http import Answer, read_body, status_of
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS: Final = 128  # in flight; some wait seconds for all workers
+MOST_STRANGERS: Final = 32  # whose secret is compared
 STORE: Final = Caller("a store", may_write=False, may_join=False)  # with no right
 _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -83,14 +86,11 @@ class AdminApp:
         self._on_loopback = on_loopback
         self._on_failure = on_failure
         self._accepted = accepted
-        self._in_flight = 0
+        self._in_flight: Counter[str] = Counter()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Returns the reply to a request; never raises."""
-        self._in_flight += 1
         try:
-            if self._in_flight > MOST_REQUESTS:
-                raise Throttled(f"{MOST_REQUESTS} requests are under way", remedy="ask again")
             return await self._answer(request)
         except Refused as err:
             return self._problem(err, err.status, err.headers)
@@ -101,8 +101,17 @@ class AdminApp:
         except Exception as err:  # the caller gets a reply in any case
             log.error("a request failed", exc_info=err)
             return self._problem(CacheFSError(f"internal error: {type(err).__name__}"), 500)
+
+    @contextlib.contextmanager
+    def _counted(self, kind: str, most: int) -> Iterator[None]:
+        """Counts a request of a kind in flight. Raises Throttled for more than `most`."""
+        if self._in_flight[kind] >= most:
+            raise Throttled(f"{most} requests are under way", remedy="ask again")
+        self._in_flight[kind] += 1
+        try:
+            yield
         finally:
-            self._in_flight -= 1
+            self._in_flight[kind] -= 1
 
     def _problem(
         self, err: CacheFSError, status: int, headers: dict[str, str] | None = None
@@ -123,13 +132,14 @@ class AdminApp:
             return _json(openapi.text(), 200)  # the same for every cluster: needs no token
         asked = _question(request)
         at = await self._admitted(request, asked)
-        data = await self._body(request, asked.route.max_body_bytes)
-        at = dataclasses.replace(at, body=_decoded(data, asked.route))
-        return _reply(await asked.route.handler(at))
+        with self._counted("admitted", MOST_REQUESTS):
+            data = await self._body(request, asked.route.max_body_bytes)
+            at = dataclasses.replace(at, body=_decoded(data, asked.route))
+            return _reply(await asked.route.handler(at))
 
     async def _admitted(self, request: web.BaseRequest, asked: Question) -> At:
-        """Returns the request without its body, which is read for a caller with a right only: the
-        number of requests in flight is limited."""
+        """Returns the request without its body, which is read for a caller with a right only.
+        Strangers have their own limit, and take no place of others."""
         admit = asked.route.admit
         caller = STORE if admit is not None else self._caller(request)
         query = _query(request, asked.route)
@@ -145,7 +155,8 @@ class AdminApp:
             token_of(request.headers.get(HEADER)) if admit is not None else "",
         )
         if admit is not None:
-            await admit(at)
+            with self._counted("stranger", MOST_STRANGERS):
+                await admit(at)
             self._accepted(request.protocol)
         return at
 
