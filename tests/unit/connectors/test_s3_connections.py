@@ -125,8 +125,7 @@ def test_files_of_curl_give_no_credentials(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CURL_HOME", str(tmp_path))
     server.script = lambda request: ranged(request, DATA)
-    source = opened(server.url, anonymous="true")
-    assert content(source) == bytes(source.read_all(b"f", VERSION)) == DATA
+    with contextlib.closing(opened(server.url, anonymous="true")) as source:
+        assert content(source) == bytes(source.read_all(b"f", VERSION)) == DATA
     assert server.requests
     assert all("authorization" not in request.headers for request in server.requests)
-    source.close()
