@@ -164,6 +164,13 @@ class TooManyOpenFiles(CacheFSError):
     errno = errno.ENFILE
 
 
+class NoDescriptorLeft(TooManyOpenFiles):
+    """This process has as many files open as its limit allows."""
+
+    code = "no-descriptor-left"
+    errno = errno.EMFILE
+
+
 class NameTooLong(CacheFSError):
     code = "name-too-long"
     errno = errno.ENAMETOOLONG
@@ -211,6 +218,15 @@ class PositionGone(CacheFSError):
 
 def _tree(base: type[CacheFSError]) -> list[type[CacheFSError]]:
     return [base, *(leaf for sub in base.__subclasses__() for leaf in _tree(sub))]
+
+
+_NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Returns whether a call failed because no more files may be open: no fault of a disk or of a
+    peer."""
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS
 
 
 BY_CODE: dict[str, type[CacheFSError]] = {cls.code: cls for cls in _tree(CacheFSError)}

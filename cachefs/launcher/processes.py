@@ -36,6 +36,7 @@ from cachefs.core.errors import (
     InUse,
     NoSpace,
     Unreachable,
+    lacks_descriptors,
 )
 from cachefs.core.messages import error_of
 from cachefs.core.model import UfsSpec
@@ -276,11 +277,14 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
 
 
 def answers(pointer: Pointer) -> bool:
-    """Returns whether the server answers. Raises ProtocolError for an incompatible version."""
+    """Returns whether the server answers. Raises ProtocolError for an incompatible version, and
+    OSError if this process may open no more files: the server may be well."""
     try:
         with BlockingClient.connect(pointer.socket):
             return True
-    except (Unreachable, DeadlineExceeded, OSError):
+    except (Unreachable, DeadlineExceeded, OSError) as err:
+        if lacks_descriptors(err):
+            raise
         return False
 
 

@@ -37,7 +37,15 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
+from cachefs.core.errors import (
+    AccessDenied,
+    BadConfig,
+    CacheFSError,
+    InUse,
+    NoSpace,
+    NotADirectory,
+    lacks_descriptors,
+)
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.specs import ClientSpec, MasterAccess
 from cachefs.launcher.directories import check_unshared
@@ -363,12 +371,15 @@ def _lock(fd: int, deadline: float) -> None:
 
 
 def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
-    """Returns the JSON document; None if missing, torn, too long or not the owner's (-1: ours)."""
+    """Returns the JSON document; None if missing, torn, too long or not the owner's (-1: ours).
+    Raises OSError if this process may open no more files: there may be one."""
     try:
         fd = os.open(
             name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd
         )
-    except OSError:
+    except OSError as err:
+        if lacks_descriptors(err):
+            raise
         return None
     try:
         info = os.fstat(fd)
@@ -385,7 +396,9 @@ def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
 def _read(directory: Path, name: str, owner: int = -1) -> Any:
     try:
         dir_fd = os.open(directory, _OPEN_DIR)
-    except OSError:
+    except OSError as err:
+        if lacks_descriptors(err):
+            raise
         return None
     try:
         return _read_at(dir_fd, name, owner)

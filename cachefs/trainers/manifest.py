@@ -53,6 +53,9 @@ class Manifest:
             raise NotFound("the manifest was removed", path=path, remedy="build it again") from err
         return manifest
 
+    def __repr__(self) -> str:
+        return f"Manifest({self.path!r}, {len(self)} files)"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest.of_tables, (self.path, str(self._home.path), str(self._tables.stem))
 

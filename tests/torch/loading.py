@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,26 @@ def errors_name_the_file(path: str, home: str, gone: str) -> None:
     for workers in (0, 2):
         with pytest.raises(FileNotFoundError, match=os.path.basename(gone)):
             batches(loader_of(manifest, workers))
+
+
+def errors_of_decoding_name_the_file(path: str, home: str) -> None:
+    """In the process of the loop, and in what torch prints of loader processes."""
+    manifest = ct.Manifest(path, home=home)
+    names = [os.fsdecode(name) for name in manifest]
+    (bad,) = (name for name in names if number_in(Path(name).read_bytes()) == 3)
+
+    def decode(data: bytes) -> int:
+        if number_in(data) == 3:
+            raise ZeroDivisionError("a broken image")
+        return number_in(data)
+
+    for workers in (0, 2):
+        options: dict[str, Any] = {"num_workers": workers, "batch_size": BATCH}
+        sampler = ct.OrderSampler(manifest, seed=7)
+        with pytest.raises(ZeroDivisionError, match="a broken image") as caught:
+            batches(ct.DataLoader(ct.Files(manifest, decode=decode), sampler=sampler, **options))
+        shown = "".join(traceback.format_exception(caught.value))
+        assert f"while decoding {bad!r}" in shown
 
 
 def an_index_out_of_range_is_an_error_and_loses_nothing(path: str, home: str) -> None:

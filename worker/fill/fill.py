@@ -16,7 +16,14 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
+from cachefs.core.errors import (
+    CacheFSError,
+    Interrupted,
+    NoSpace,
+    NotFound,
+    Stale,
+    lacks_descriptors,
+)
 from cachefs.core.pages import range_bytes
 from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
@@ -30,7 +37,6 @@ from worker.fill.source import NotHere, Purpose
 from worker.fill.stalls import Stalls
 from worker.fill.supply import Supply
 from worker.fill.transfer import CallInLoop, DiskFault, Transfer, make_cache_file
-from worker.runtime.process_limits import lacks_descriptors
 from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Admission

@@ -31,7 +31,7 @@ from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throt
 from cachefs.core.messages import Failure, ListDir, Message, error_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from cachefs.network.connector import CheckedConnector
-from cachefs.network.error_causes import CLOSED, cause_of
+from cachefs.network.error_causes import CLOSED, cause_of, remedy_of_handshake
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class MasterClient:
         except TimeoutError as err:
             raise self._unreachable(f"no answer to {type(body).__name__} in time") from err
         except aiohttp.ClientSSLError as err:
-            raise self._unreachable(cause_of(err), "check --tls-ca, and https or http") from err
+            raise self._unreachable(cause_of(err), remedy_of_handshake(err)) from err
         except (aiohttp.ClientError, OSError) as err:
             raise self._unreachable(cause_of(err)) from err
 

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
+from cachefs.core.errors import lacks_descriptors
 from worker.runtime.log_backoff import LogBackoff
-from worker.runtime.process_limits import lacks_descriptors
 from worker.runtime.threads import Threads
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
