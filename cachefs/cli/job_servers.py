@@ -25,7 +25,7 @@ from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 PATIENCE_S: Final = 60.0  # for a server that does not answer: it may be restarting
-START_S: Final = 3.0  # the same, before anything was started there
+START_S: Final = 2.0  # the same, before anything was started there
 PAUSE_S: Final = 0.5
 
 _T = TypeVar("_T", bound=m.Message)

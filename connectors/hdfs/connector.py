@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WHOLE_BYTES: Final = 4 << 20  # larger files are not read in one piece
 PACKETS_AT_ONCE: Final = 16  # of 64 KiB, usually: each has a share of the deadline of a call
 NS_PER_MS: Final = 10**6
+_PERMISSIONS: Final = 0o1777  # HDFS has no set-user-ID bits: a cache file of root never gets one
 _DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=False,  # HDFS compares the bytes of names as signed numbers
@@ -109,7 +110,7 @@ class HdfsConnector:
             return None
         owner, group = self._users.id_of(status.owner), self._groups.id_of(status.group)
         changed_ns = clamped_ns(status.modification_time * NS_PER_MS) if status.isdir else 0
-        mode = status.permission & 0o7777
+        mode = status.permission & _PERMISSIONS
         return Entry(name, _fingerprint(status), mode, owner, group, b"", changed_ns)
 
     def _shown(self, path: bytes) -> str:

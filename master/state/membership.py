@@ -80,7 +80,10 @@ class Outcome(msgspec.Struct, frozen=True):
 class _Member:
     """One worker as the master knows it."""
 
-    __slots__ = ("beat", "drained_from", "draining", "info", "lost", "seen_at", "told", "twin")
+    __slots__ = (
+        *("beat", "drained_from", "draining", "info", "is_recorded"),
+        *("lost", "seen_at", "told", "twin"),
+    )
 
     def __init__(self, info: Register, now: float) -> None:
         self.info = info
@@ -90,6 +93,7 @@ class _Member:
         self.drained_from = 0  # the epoch that took its blocks away
         self.lost = False
         self.told = -1  # version of the last view sent to it
+        self.is_recorded = False  # True until it is heard: its address may be an earlier one
         self.twin = Twin()
 
     @property
@@ -180,8 +184,9 @@ class Membership:
         if worker is None or worker.lost:
             return Outcome(Beaten(known=False))
         if event.url and event.url != worker.info.url:
-            return self._twin_heartbeat(worker, event, now)
+            return self._heartbeat_elsewhere(worker, event, now)
         self._heard(now)
+        worker.is_recorded = False
         worker.seen_at = now
         worker.beat = event
         set_back = self._is_behind(event.epoch)
@@ -194,9 +199,12 @@ class Membership:
             worker.told = self._version
         return Outcome(Beaten(view, True, worker.draining), changed, changed, set_back=set_back)
 
-    def _twin_heartbeat(self, worker: _Member, event: Heartbeat, now: float) -> Outcome:
-        """Answers a process that has the id of a worker at another address. It gets the views, so
-        that it fills no block by an old one, and is no sign of life of the worker."""
+    def _heartbeat_elsewhere(self, worker: _Member, event: Heartbeat, now: float) -> Outcome:
+        """Answers a process that has the id of a worker at another address. If the address is from
+        the record of an earlier master, the process registers again. Else it is a twin: it gets the
+        views, so that it fills no block by an old one, and is no sign of life of the worker."""
+        if worker.is_recorded:
+            return Outcome(Beaten(known=False))
         shown = f"{_shown(worker.info)} has a twin at {_address(event.url)}: one has a copied tier"
         notes = (shown,) if worker.twin.hear(event.url, now) else ()
         view = self._view if self._needs_view(worker, event) else None
@@ -421,6 +429,7 @@ def _revived(kept: Kept, now: float) -> _Member:
     info = Register(kept.id, kept.url, kept.weight, kept.host, kept.capacity_bytes, kept.version)
     worker = _Member(info, now)
     worker.draining, worker.drained_from, worker.lost = kept.draining, kept.drained_from, kept.lost
+    worker.is_recorded = True
     return worker
 
 

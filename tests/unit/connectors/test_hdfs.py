@@ -160,7 +160,7 @@ class FakeClient:
 def test_sizes_and_times_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The NameNode sends 64 bits without a sign. Such a file is hidden, a time clamped."""
     most = 2**64 - 1
-    facts = {"owner": "root", "group": "root", "permission": 0o170644, "modification_time": most}
+    facts = {"owner": "root", "group": "root", "permission": 0o176644, "modification_time": most}
     named = {"big": (False, most), "file": (False, 5), "dir": (True, most)}
     statuses = {
         f"/{name}": SimpleNamespace(path=f"/{name}", isdir=isdir, length=length, **facts)

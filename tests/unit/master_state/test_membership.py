@@ -316,6 +316,22 @@ def test_a_copy_of_a_workers_tiers_is_noticed_and_does_not_speak_for_it() -> Non
     assert row().twin_url == ""
 
 
+def test_a_worker_that_moved_after_the_record_registers_again_at_once() -> None:
+    """A store was put back: its record has the address of an earlier process of the worker."""
+    earlier = ring("a", "b").membership.record()
+    r = Ring(Membership(1000.0, decode_record(encode_record(earlier))))
+    moved = "http://10.0.0.97:9"
+    beat = Heartbeat("a", r.view.epoch, url=moved)
+    assert r.send(beat).answer == Beaten(known=False)
+    r.register("a", port=9)
+    assert moved in [member.url for member in r.view.members]
+    for _ in range(5):
+        answer = r.send(beat).answer
+        assert isinstance(answer, Beaten)
+        assert answer.known
+    assert [row.twin_url for row in r.membership.rows(r.now)] == ["", ""]
+
+
 def test_a_new_worker_at_an_address_ends_the_one_that_was_there() -> None:
     r = ring("a", "b")
     new = Register("z", r.view.members[1].url, 1.0, host="host-b")
