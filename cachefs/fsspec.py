@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
-from cachefs.core.errors import ReadOnly
+from cachefs.core.errors import BadConfig, ReadOnly
 from cachefs.core.install import install_command
 from cachefs.library import api
 from cachefs.library.cache_file import CacheFile
 from cachefs.library.os_errors import os_error
 from cachefs.library.places import is_below
+from cachefs.library.storage_options import settings_of
 from cachefs.library.tree import Entry, Tree
 
 try:
@@ -39,8 +40,10 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def __init__(self, *args: Any, **storage_options: Any) -> None:
         super().__init__(*args, **storage_options)
-        options = {k: v for k, v in storage_options.items() if k not in _OPTIONS_OF_FSSPEC}
-        self._settings = options
+        try:
+            self._settings = settings_of(storage_options)
+        except BadConfig as err:
+            raise os_error(err, f"{self.protocol}://") from err
         self._trees: dict[str, Tree] = {}  # by what `_split` returns
 
     # ---- paths ----
@@ -276,19 +279,11 @@ class LocalCacheFileSystem(_SourceFileSystem):
     protocol = "cachefs+file"
 
 
-_OPTIONS_OF_FSSPEC = frozenset(
-    (
-        "asynchronous", "batch_size", "dircache_ttl", "listings_expiry_time", "loop",
-        "max_paths", "skip_instance_cache", "use_listings_cache",
-    )
-)  # fmt: skip
-
-
 def _info_of(name: str, entry: Entry) -> dict[str, Any]:
     inode = entry.inode
     return {
         "name": name,
-        "size": None if entry.is_directory else inode.size,
+        "size": 0 if entry.is_directory else inode.size,  # as of other stores: sums need a number
         "type": "directory" if entry.is_directory else "file" if entry.is_file else "link",
         "mtime": inode.mtime_ns / 1e9,
         "ino": inode.ino,

@@ -63,4 +63,9 @@ def parse_size(text: str) -> int | None:
         size = int(text)
     except ValueError:
         return None
-    return size if 0 <= size <= MAX_FILE_BYTES else None
+    return size if is_file_size(size) else None
+
+
+def is_file_size(size: int) -> bool:
+    """Returns whether a file can have this size."""
+    return 0 <= size <= MAX_FILE_BYTES

@@ -191,5 +191,5 @@ def open_cluster(
     """Returns the cluster of a path, and the path in its namespace. Raises what
     `paths.find_in_cluster` and the master's replies raise."""
     chosen = settings.load_settings(flags, config_file)
-    url, inside = find_in_cluster(path, chosen, settings.state_home(chosen))
+    url, inside, chosen = find_in_cluster(path, chosen, settings.state_home(chosen))
     return Cluster(HttpClient(url, clusters.security(chosen, url)), chosen), inside

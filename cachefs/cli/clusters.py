@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 import cachefs
-from cachefs.cli.settings import state_home
+from cachefs.cli.settings import OF_MOUNT, state_home
 from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
@@ -22,10 +22,10 @@ from cachefs.core.addresses import (
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
-from cachefs.core.specs import Security, WorkerSpec
+from cachefs.core.specs import MasterAccess, Security, WorkerSpec
 from cachefs.launcher import local, tokens
 from cachefs.launcher.cluster import MOUNTS_NODE, find_node, tier_of
-from cachefs.launcher.state import CACHE_NAME, StateHome
+from cachefs.launcher.state import CACHE_NAME, MountRecord, StateHome
 
 AUTO: Final = "auto"
 MASTER_S: Final = 10.0
@@ -81,6 +81,29 @@ def _with_files(own: Security | None, chosen: Config) -> Security:
 def uses_tls(chosen: Config) -> bool:
     """Returns whether a master that was given without a scheme is reached over TLS."""
     return chosen.switch("tls", undecided=bool(chosen.text("tls_ca")))
+
+
+def access(chosen: Config) -> MasterAccess:
+    """Returns how the settings reach a master, for the record of a mount."""
+    return MasterAccess(chosen.text("token_file"), uses_tls(chosen), chosen.text("tls_ca"))
+
+
+def of_mount(record: MountRecord, chosen: Config) -> Config:
+    """Returns the settings of a command about a mount of a cluster. What they leave open of the
+    connection to the mount's master is as when it was mounted. Root uses nothing that another
+    user recorded: that user's token file may be any file."""
+    if record.owner >= 0 or _is_elsewhere(record.source.url, chosen):
+        return chosen
+    return chosen.completed(msgspec.structs.asdict(record.master_access), OF_MOUNT)
+
+
+def _is_elsewhere(url: str, chosen: Config) -> bool:
+    """Returns True if the settings name another master than a URL does."""
+    given = chosen.text("master")
+    if not given:
+        return False
+    one, other = (address_of(master_url(each, tls=False)) for each in (given, url))
+    return one != other
 
 
 def master_of(chosen: Config, home: StateHome) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from cachefs.core.errors import CacheFSError
+from cachefs.core.printable import printable
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -54,16 +55,11 @@ def _usage_line(err: click.UsageError) -> str:
     return f"{cause}; try `{command} --help`"
 
 
-def _without_controls(text: str) -> str:
-    """Escapes control characters: another user or an origin may have written the text."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _say(program: str, line: str, code: int, debug: bool) -> int:
     if debug:
         import traceback
 
         traceback.print_exc()
     one_line = " ".join(line.splitlines())
-    print(f"{program}: {_without_controls(one_line)}", file=sys.stderr)
+    print(f"{program}: {printable(one_line)}", file=sys.stderr)
     return code

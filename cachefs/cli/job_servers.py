@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
-import click
-
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate
 from cachefs.cli.owners import all_records
@@ -27,6 +25,7 @@ from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher.state import MountRecord, StateHome
 
 PATIENCE_S: Final = 60.0  # for a server that does not answer: it may be restarting
+START_S: Final = 2.0  # the same, before anything was started there
 PAUSE_S: Final = 0.5
 
 _T = TypeVar("_T", bound=m.Message)
@@ -136,6 +135,7 @@ class Finder:
         self._mounts = read_mounts()
         self._places: dict[object, Place] = {}
         self._last: MountPlace | None = None
+        self.silent: list[str] = []  # places that `everywhere` left out
 
     def __enter__(self) -> Finder:
         return self
@@ -168,7 +168,8 @@ class Finder:
             try:
                 found.setdefault(place.namespace, place)
             except CacheFSError as err:
-                click.echo(f"cachefs: warning: {place.where}: {err.cause}", err=True)
+                output.warn(f"{place.where}: {err.cause}")
+                self.silent.append(place.where)
         return [*found.values()]
 
     def _candidates(self) -> list[Place]:
@@ -210,11 +211,15 @@ def _inside(path: str, record: MountRecord) -> bytes | None:
     return b"/".join([base, *parts] if base else parts)
 
 
-def insist(ask: Callable[[], _R], on_silence: Callable[[CacheFSError], None]) -> _R:
-    """Calls `ask`, which must be idempotent. Retries for `PATIENCE_S` on Unreachable and
+def insist(
+    ask: Callable[[], _R],
+    on_silence: Callable[[CacheFSError], None],
+    within_s: float = PATIENCE_S,
+) -> _R:
+    """Calls `ask`, which must be idempotent. Retries for a time on Unreachable and
     DeadlineExceeded: its server may be restarting. Calls `on_silence` when the cause changes.
     Raises what `ask` raises."""
-    until, reported = time.monotonic() + PATIENCE_S, ""
+    until, reported = time.monotonic() + within_s, ""
     while True:
         try:
             return ask()

@@ -211,8 +211,11 @@ class Bars(View):
         self._live.update(_drawn(job), refresh=True)
 
     def silent(self, err: CacheFSError) -> None:
+        from rich.text import Text  # rich would read a plain text as markup
+
         text = f"no answer, retrying: {err.cause}"
-        self._live.update(_drawn(self._job, text) if self._job else text, refresh=True)
+        shown = _drawn(self._job, text) if self._job else Text(text)
+        self._live.update(shown, refresh=True)
 
     def close(self) -> None:
         self._live.stop()

@@ -39,18 +39,22 @@ class Masters:
         it."""
         try:
             check_master(record, self._chosen)
-            master, _ = clusters.admin_of(record.source.url, self._chosen)
+            chosen = clusters.of_mount(record, self._chosen)
+            master, _ = clusters.admin_of(record.source.url, chosen)
             with master:
-                return self.problems(master)
+                return self._problems(master, chosen)
         except CacheFSError:
             return []
 
     def problems(self, master: AdminClient) -> list[HealthProblem]:
         """Returns the problems that a master reports, or MASTER_AWAY if it does not answer. Raises
         AccessDenied for a token that is limited to a path."""
+        return self._problems(master, self._chosen)
+
+    def _problems(self, master: AdminClient, chosen: Config) -> list[HealthProblem]:
         if master.url not in self._answers:
             found = _of_master(master)
-            self._answers[master.url] = [completed(one, master.url, self._chosen) for one in found]
+            self._answers[master.url] = [completed(one, master.url, chosen) for one in found]
         return self._answers[master.url]
 
     def from_node(self, found: Iterable[HealthProblem]) -> list[HealthProblem]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cachefs.core import units
+from cachefs.core.printable import printable
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -57,7 +58,7 @@ def announced(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    timer = threading.Timer(WAIT_S, click.echo, (f"cachefs: {line_of(text)}",), {"err": True})
+    timer = threading.Timer(WAIT_S, click.echo, (f"cachefs: {printable(text)}",), {"err": True})
     timer.daemon = True
     timer.start()
     try:
@@ -68,7 +69,7 @@ def announced(text: str) -> Iterator[None]:
 
 def warn(text: str) -> None:
     """Prints a warning."""
-    click.echo(f"cachefs: warning: {line_of(text)}", err=True)
+    click.echo(f"cachefs: warning: {printable(text)}", err=True)
 
 
 def warn_no_answer(lines: Sequence[str]) -> int:
@@ -99,12 +100,7 @@ def _named(workers: Sequence[str]) -> str:
 
 def text_of(name: bytes) -> str:
     """Returns a name for a terminal or JSON: UTF-8, other bytes as \\xNN, no control characters."""
-    return line_of(name.decode("utf-8", "backslashreplace"))
-
-
-def line_of(text: str) -> str:
-    """Returns a text without control characters: another process may have written it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(name.decode("utf-8", "backslashreplace"))
 
 
 def time_of(mtime_ns: int) -> str:

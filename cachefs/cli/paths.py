@@ -17,10 +17,12 @@ from cachefs.launcher.state import StateHome
 
 
 class InCluster(NamedTuple):
-    """A path of a cluster's namespace: the URL of the master, and the path below the root."""
+    """A path of a cluster's namespace: the URL of the master, the path below the root, and the
+    settings by which the master is reached."""
 
     url: str
     path: bytes
+    chosen: Config
 
 
 def find(
@@ -29,11 +31,11 @@ def find(
     """Resolves `cachefs://MASTER/p`, a path below a mount, or the URL of a mounted source. A `/p`
     outside of all mounts is a path of the configured cluster. Raises NotFound, BadConfig."""
     if is_cluster(path):
-        return InCluster(_master(path, chosen), os.fsencode(parse_cluster(path).path))
+        return InCluster(_master(path, chosen), os.fsencode(parse_cluster(path).path), chosen)
     if path.startswith("/") and clusters.is_cluster_configured(chosen, home):
         mounts = read_mounts() if mounts is None else mounts
         if locate(path, mounts).mount is None:
-            return InCluster(clusters.master_of(chosen, home), namespace_path(path).strip(b"/"))
+            return _of_configured(path, chosen, home)
     return find_target(path, home, mounts)
 
 
@@ -42,7 +44,7 @@ def find_in_cluster(path: str, chosen: Config, home: StateHome) -> InCluster:
     the configured master, or of the default one. Raises Unsupported for a mount without a cluster,
     NotFound, BadConfig."""
     if "://" not in path and locate(path, read_mounts()).mount is None:
-        return InCluster(clusters.master_of(chosen, home), namespace_path(path).strip(b"/"))
+        return _of_configured(path, chosen, home)
     found = in_cluster(find(path, chosen, home), chosen)
     if found is None:
         raise Unsupported("this mount does not belong to a cluster", path=path)
@@ -58,7 +60,14 @@ def in_cluster(place: Target | InCluster, chosen: Config) -> InCluster | None:
     if not is_cluster(url):
         return None
     check_master(place.record, chosen)
-    return InCluster(_master(url, chosen), place.in_namespace)
+    chosen = clusters.of_mount(place.record, chosen)
+    return InCluster(_master(url, chosen), place.in_namespace, chosen)
+
+
+def _of_configured(path: str, chosen: Config, home: StateHome) -> InCluster:
+    """Returns a path `/p` as one of the configured cluster. Raises BadConfig."""
+    url = clusters.master_of(chosen, home)
+    return InCluster(url, namespace_path(path).strip(b"/"), chosen)
 
 
 def namespace_path(path: str) -> bytes:

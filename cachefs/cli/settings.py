@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,6 +17,7 @@ from cachefs.core.settings import BY_NAME, SETTINGS
 from cachefs.launcher.state import StateHome
 
 Command = Callable[..., Any]
+OF_MOUNT: Final = "the mount"  # the source of a value that the record of a mount has
 
 
 def setting_flags(command: str) -> Callable[[Command], Command]:
@@ -109,12 +110,13 @@ def _read(path: str, must_exist: bool) -> TomlFile | None:
 
 
 def connection_flags(chosen: Config) -> list[str]:
-    """Returns the given flags of the connection, as they are typed. --master is left out: the names
-    of places contain it."""
+    """Returns the flags of the connection that were given, now or for the mount, as they are typed.
+    --master is left out: the names of places contain it."""
     found: list[str] = []
     for name in ("home", "token_file", "tls", "tls_ca"):
         value = chosen[name]
-        if value.source == f"flag {value.setting.flag}" and value.value is not False:
+        is_given = value.source in (f"flag {value.setting.flag}", OF_MOUNT)
+        if is_given and value.value is not False:
             found.append(value.setting.flag)
             found += [shlex.quote(str(value.value))] if value.value is not True else []
     return found

@@ -11,6 +11,7 @@ from cachefs.cli.session import Session, Target, attached, find_target, path_in_
 from cachefs.core import messages as m
 from cachefs.core.errors import Unsupported
 from cachefs.core.messages import ViewStatus
+from cachefs.core.printable import printable
 from cachefs.core.units import format_size
 
 COVERED = "covered"
@@ -85,7 +86,7 @@ def text_of(view: ViewStatus) -> str:
     size = f"{view.files:,} files, {format_size(view.size_bytes)}"
     if view.state == COVERED:
         return f"native since {since(view)}, {size}"
-    reason = f": {output.line_of(view.reason)}" if view.reason else ""
+    reason = f": {printable(view.reason)}" if view.reason else ""
     return f"{view.state} since {since(view)}{reason}; {size}"
 
 

@@ -142,7 +142,7 @@ class AdminClient:
     def _decoded(self, reply: bytes, answer: type[_S]) -> _S:
         try:
             return msgspec.json.decode(reply, type=answer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise ProtocolError(
                 f"{self._name} returned an invalid reply: {err}", path=self.url
             ) from err

@@ -9,7 +9,14 @@ import time
 from typing import Final
 
 import cachefs
-from cachefs.client.sockets import close_fd, connect_socket, listener_pid, listener_uid, receive
+from cachefs.client.sockets import (
+    DescriptorLost,
+    close_fd,
+    connect_socket,
+    listener_pid,
+    listener_uid,
+    receive,
+)
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, DeadlineExceeded, ProtocolError, Unreachable
 
@@ -120,7 +127,10 @@ class BlockingClient:
         if remaining_s <= 0:
             raise TimeoutError
         self._sock.settimeout(remaining_s)
-        data, fd = receive(self._sock)
+        try:
+            data, fd = receive(self._sock)
+        except DescriptorLost as lost:  # this side would close it
+            data, fd = lost.data, None
         close_fd(fd)
         if not data:
             raise Unreachable("the server ended the connection")

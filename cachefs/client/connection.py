@@ -20,9 +20,11 @@ from typing import Final, NamedTuple
 import trio
 
 from cachefs.client.call_waits import Wait, Waits
+from cachefs.client.lost_descriptors import no_descriptor_left, without_descriptor
 from cachefs.client.published import PublishedDirs
 from cachefs.client.sockets import (
     MAX_IN_FLIGHT,
+    DescriptorLost,
     close_fd,
     connect_socket,
     listener_pid,
@@ -96,6 +98,7 @@ class Connection:
         self._room = trio.lowlevel.ParkingLot()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._outbox_filled = trio.Event()
+        self._lacked_descriptors = False  # and this was logged
 
     @classmethod
     async def connect(
@@ -223,12 +226,14 @@ class Connection:
                     self._abandon(id)
                     caller.wait.fail(DeadlineExceeded("no answer from the server in time"))
 
-    def _frame(self, data: bytes, fd: int | None) -> None:
+    def _decoded(self, data: bytes, fd: int | None) -> m.Frame:
         try:
-            frame = m.decode(data)
+            return m.decode(data)
         except ProtocolError:
             close_fd(fd)
             raise
+
+    def _frame(self, frame: m.Frame, fd: int | None) -> None:
         caller = self._callers.pop(frame.id, None)
         if caller is not None:
             if self._room:
@@ -274,11 +279,24 @@ class Connection:
                 data, fd = receive(sock)
             except BlockingIOError:
                 return
+            except DescriptorLost as lost:
+                self._take_without_descriptor(lost.data)
+                continue
             if not data:
                 close_fd(fd)
                 return self._lose("the server ended the connection")
             self.heard += 1
-            self._frame(data, fd)
+            self._frame(self._decoded(data, fd), fd)
+
+    def _take_without_descriptor(self, data: bytes) -> None:
+        self.heard += 1
+        frame, release = without_descriptor(data)
+        if release is not None:
+            self.post(release)
+        if not self._lacked_descriptors:  # a mount would fill its log
+            self._lacked_descriptors = True
+            log.warning("%s", no_descriptor_left().one_line())
+        self._frame(frame, None)
 
     def _send(self, data: bytes) -> None:
         """Sends or queues. Never blocks, never raises, and leaves a broken socket to the reader:
@@ -400,7 +418,10 @@ class Connection:
             sock.send(m.encode(self._last_id, body))
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    data, fd = receive(sock)
+                    try:
+                        data, fd = receive(sock)
+                    except DescriptorLost as lost:
+                        raise no_descriptor_left() from lost
                     if not data:
                         raise Unreachable("the server ended the connection")
                     frame = m.decode(data)

@@ -31,6 +31,7 @@ from cachefs.core.messages import Failure, Message, error_of
 from cachefs.core.specs import Security
 from cachefs.network.checked_connect import ListenerCheck, connect, left_s
 from cachefs.network.socket_owners import ForeignListener
+from cachefs.network.tls_causes import cause_of_tls, remedy_of_tls
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -171,8 +172,8 @@ class HttpClient:
         if isinstance(err, CacheFSError):
             return err
         if isinstance(err, ssl.SSLError):
-            cause = f"{self._name} does not speak TLS as expected: {err.reason or err}"
-            return Unreachable(cause, path=self.url, remedy="check --tls-ca, and https or http")
+            cause = f"{self._name} does not speak TLS as expected: {cause_of_tls(err)}"
+            return Unreachable(cause, path=self.url, remedy=remedy_of_tls(err))
         if isinstance(err, TimeoutError):
             remedy = "see its log: it is stopped or overloaded"
             cause = f"no answer from {self._name} in time"

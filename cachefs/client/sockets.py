@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Final
 
-from cachefs.core.errors import ProtocolError, Unreachable
+from cachefs.core.errors import ProtocolError, Unreachable, lacks_descriptors
 from cachefs.core.messages import MAX_FRAME_BYTES
 from cachefs.network.unix_sockets import fds_in, fds_room, peer_credentials
 
@@ -16,6 +16,7 @@ MAX_IN_FLIGHT: Final = 3072  # calls of one connection
 CONNECT_LIMIT_S: Final = 2.0  # the queue of a server that hangs may be full
 _MAX_FDS: Final = 4  # more than one is an error, but all of them must be closed
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # int, because enums are slow
+_NO_ROOM: Final = int(socket.MSG_CTRUNC)  # of the ancillary data alone
 _ANCILLARY_BYTES: Final = fds_room(_MAX_FDS)
 _TIMEVAL: Final = struct.Struct("@ll")
 _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
@@ -23,7 +24,8 @@ _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
 def connect_socket(path: str) -> socket.socket:
     """Returns a connected blocking socket. `path` may be longer than the 107 bytes of an address.
-    Raises Unreachable if no process listens there, or accepts nothing within `CONNECT_LIMIT_S`."""
+    Raises Unreachable if no process listens there, or accepts nothing within `CONNECT_LIMIT_S`, and
+    OSError if this process may open no more files."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         _limit_sends(sock, CONNECT_LIMIT_S)
@@ -38,6 +40,8 @@ def connect_socket(path: str) -> socket.socket:
         ) from err
     except OSError as err:
         sock.close()
+        if lacks_descriptors(err):
+            raise
         raise Unreachable(
             f"the server does not answer: {err.strerror}", remedy="is it running?", path=path
         ) from err
@@ -72,14 +76,25 @@ def listener_uid(sock: socket.socket) -> int:
     return peer_credentials(sock)[1]
 
 
+class DescriptorLost(Exception):
+    """A frame arrived without the descriptor that was sent with it: this process may open no more
+    files. `data`: the frame, which has all its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__("no file descriptor is left for a reply")
+        self.data = data
+
+
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:
     """Returns one frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
-    Raises OSError as the socket does, and ProtocolError for a frame that is truncated or has more
-    than one descriptor; then no descriptor stays open."""
+    Raises OSError as the socket does, DescriptorLost, and ProtocolError for a frame that is
+    truncated or has more than one descriptor; then no descriptor stays open."""
     data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
     if not ancillary and not flags & _CUT_OFF:
         return data, None
     fds = fds_in(ancillary)
+    if data and not fds and flags & _CUT_OFF == _NO_ROOM:
+        raise DescriptorLost(data)
     if len(fds) > 1 or flags & _CUT_OFF:
         for fd in fds:
             os.close(fd)

@@ -118,7 +118,8 @@ class Registered(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """A worker is alive; sent every `heartbeat_s`. `settled`: the last epoch for which all blocks
-    that it sends or receives have arrived. `version`: of its view (-1: not sent)."""
+    that it sends or receives have arrived. `version`: of its view (-1: not sent). `url`: as in
+    Register ("": not sent)."""
 
     worker: str
     epoch: int
@@ -127,6 +128,7 @@ class Heartbeat(Message, frozen=True):
     used_bytes: int = 0
     facts: dict[str, Any] = msgspec.field(default_factory=dict)  # for people: tiers, hit bytes
     version: int = -1
+    url: str = ""
 
 
 class Beaten(Message, frozen=True):
@@ -288,7 +290,8 @@ class ListWorkers(Message, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker as the master knows it. `state`: serving, draining, drained, lost."""
+    """A worker as the master knows it. `state`: serving, draining, drained, lost. `twin_url`: of
+    another process with the same id, whose tiers are a copy."""
 
     id: str
     url: str
@@ -302,6 +305,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     seen_s: float  # since its last heartbeat
     version: str = ""
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
+    twin_url: str = ""
 
 
 class WorkerTable(Message, frozen=True):
@@ -465,7 +469,7 @@ def decode_call(data: bytes | bytearray | memoryview) -> Call:
     """Returns the call. Raises ProtocolError."""
     try:
         return cast(Call, _calls.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise errors.ProtocolError(f"not a call: {err}") from err
 
 
@@ -473,5 +477,5 @@ def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
     """Returns the reply. Raises ProtocolError."""
     try:
         return cast(Answer, _answers.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise errors.ProtocolError(f"not an answer: {err}") from err

@@ -83,6 +83,16 @@ class Config:
         """Returns True if a flag of the command line sets the value."""
         return self.values[name].source.startswith("flag ")
 
+    def completed(self, values: Mapping[str, Scalar], source: str) -> Config:
+        """Returns these settings, where each that is a default has the given value instead, unless
+        that is empty."""
+        taken = {
+            name: Value(BY_NAME[name], value, source)
+            for name, value in values.items()
+            if value and self.values[name].source == DEFAULT
+        }
+        return Config({**self.values, **taken})
+
     def source_options(self, keep: Collection[str]) -> dict[str, str]:
         """Returns the options of a `UfsSpec`: only those that are set, so that a source keeps one
         identity. Options not in `keep` (of other schemes) are included only if a flag sets them, so

@@ -10,9 +10,12 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+from cachefs.core.printable import printable
+
 
 class CacheFSError(Exception):
-    """Base of every expected failure. `cause`: one line, no secrets. `remedy`: for the user."""
+    """Base of every expected failure. `cause`: one line, no secrets, and no control characters of
+    an origin. `remedy`: for the user."""
 
     code: ClassVar[str] = "internal"
     errno: ClassVar[int] = errno.EIO
@@ -21,10 +24,10 @@ class CacheFSError(Exception):
     def __init__(
         self, cause: str, *, remedy: str = "", path: str = "", request_id: str = ""
     ) -> None:
-        super().__init__(cause)
+        self.cause = cause if cause.isprintable() else printable(" ".join(cause.splitlines()))
+        super().__init__(self.cause)
         if remedy:
             self.add_note(remedy)  # tracebacks show it
-        self.cause = cause
         self.remedy = remedy
         self.path = path
         self.request_id = request_id
@@ -34,7 +37,7 @@ class CacheFSError(Exception):
         line = f"{self.path}: {self.cause}" if self.path else self.cause
         if self.request_id:
             line += f" (request id {self.request_id})"
-        return f"{line}; {self.remedy}" if self.remedy else line
+        return printable(f"{line}; {self.remedy}" if self.remedy else line)
 
 
 class NotFound(CacheFSError):
@@ -161,6 +164,13 @@ class TooManyOpenFiles(CacheFSError):
     errno = errno.ENFILE
 
 
+class NoDescriptorLeft(TooManyOpenFiles):
+    """This process has as many files open as its limit allows."""
+
+    code = "no-descriptor-left"
+    errno = errno.EMFILE
+
+
 class NameTooLong(CacheFSError):
     code = "name-too-long"
     errno = errno.ENAMETOOLONG
@@ -208,6 +218,15 @@ class PositionGone(CacheFSError):
 
 def _tree(base: type[CacheFSError]) -> list[type[CacheFSError]]:
     return [base, *(leaf for sub in base.__subclasses__() for leaf in _tree(sub))]
+
+
+_NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Returns whether a call failed because no more files may be open: no fault of a disk or of a
+    peer."""
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS
 
 
 BY_CODE: dict[str, type[CacheFSError]] = {cls.code: cls for cls in _tree(CacheFSError)}

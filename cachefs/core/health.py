@@ -33,6 +33,7 @@ class Severity(enum.StrEnum):
 
 CODES: Final[dict[str, Severity]] = {
     "MOUNT_DEAD": Severity.ERROR,
+    "MOUNT_GONE": Severity.ERROR,
     "ORIGIN_DOWN": Severity.ERROR,
     "CREDENTIALS_EXPIRED": Severity.ERROR,
     "ORIGIN_REFUSES": Severity.ERROR,
@@ -41,6 +42,7 @@ CODES: Final[dict[str, Severity]] = {
     "TIER_DEGRADED": Severity.ERROR,
     "TIER_FULL": Severity.WARNING,
     "WORKER_LOST": Severity.WARNING,
+    "WORKER_TWIN": Severity.WARNING,
     "DAMAGED": Severity.WARNING,
     "QUOTA_FULL": Severity.WARNING,
     "CERTIFICATE_EXPIRES": Severity.WARNING,  # an error after the expiry
@@ -147,9 +149,11 @@ class CertificateFacts(msgspec.Struct, frozen=True):
 
 
 class CacheFacts(msgspec.Struct, frozen=True):
-    """A worker's cache. `bad_pages`: number of damaged pages found since its start."""
+    """A worker's cache. `bad_pages`: number of damaged pages found since its start. `origins`:
+    those whose bytes it could not read lately."""
 
     tiers: list[TierFacts] = []
+    origins: list[SourceFacts] = []
     memory: MemoryFacts = MemoryFacts()
     bad_pages: int = 0
 
@@ -166,13 +170,17 @@ class MemberFacts(msgspec.Struct, frozen=True):
     version: str = ""
     tiers: list[TierFacts] = []
     certificate: CertificateFacts = CertificateFacts()
+    twin_url: str = ""
+    origins: list[SourceFacts] = []  # whose bytes it could not read lately
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The input of `health`. `mount_is_dead`: no process serves the mount point."""
+    """The input of `health`. `mount_is_dead`: no process serves the mount point. `mount_is_gone`:
+    its cluster no longer has the directory that it shows."""
 
     mountpoint: str = ""
     mount_is_dead: bool = False
+    mount_is_gone: bool = False
     version: str = ""
     sources: list[SourceFacts] = []
     cache: CacheFacts = CacheFacts()
@@ -205,6 +213,7 @@ def health(facts: Facts, now: float) -> list[HealthProblem]:
         *(one for source in facts.sources for one in _source(source, now)),
         *(one for tier in facts.cache.tiers for one in _tier(tier, "")),
         *_cache(facts.cache),
+        *_reads(facts),
         *(one for member in facts.workers for one in _member(member, facts.version, now)),
         *(_quota(one) for one in facts.quotas if _is_used_up(one)),
         *_master(facts, now),
@@ -236,6 +245,11 @@ def _mount(facts: Facts) -> Iterator[HealthProblem]:
             "MOUNT_DEAD", where, cause, "clear it: cachefs doctor --fix, then mount again"
         )
 
+    if facts.mount_is_gone:
+        cause = "the cluster has no such directory any more: programs get ESTALE"
+        remedy = "add its source again (cachefs ufs add), or unmount it"
+        yield problem("MOUNT_GONE", facts.mountpoint, cause, remedy)
+
 
 def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:
     """Yields the problems of an origin, or of a namespace and all its origins."""
@@ -250,14 +264,25 @@ def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:
     yield from _master(source, now)
 
 
-def _origin(source: SourceFacts) -> HealthProblem:
+def _reads(facts: Facts) -> Iterator[HealthProblem]:
+    """Yields the origins that reads of this node do not reach; not those that are down for the
+    master, too."""
+    sources = [one for source in facts.sources for one in (source, *source.sources)]
+    down = {one.url for one in sources if one.origin_down}
+    for origin in facts.cache.origins:
+        if origin.url not in down:
+            yield _origin(origin, f"{origin.url} from this node")
+
+
+def _origin(source: SourceFacts, subject: str = "") -> HealthProblem:
     code, usual = "ORIGIN_DOWN", "check the network and the endpoint"
     if source.down_code == "credentials-missing":
         code, usual = "CREDENTIALS_EXPIRED", "renew the credentials"
     elif source.origin_refuses:
         code, usual = "ORIGIN_REFUSES", "check that the source exists, and its permissions"
     cause = source.down_cause or "it does not answer"
-    return problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
+    remedy = source.down_remedy or usual
+    return problem(code, subject or source.url, cause, remedy, source.down_since_s)
 
 
 def _master(facts: Facts | SourceFacts, now: float) -> Iterator[HealthProblem]:
@@ -326,11 +351,17 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[HealthPro
         cause = "it sends no heartbeat; its blocks are read from other workers or the origin"
         yield problem("WORKER_LOST", name, cause, remedy, now - member.seen_s)
         return
+    if member.twin_url:
+        cause = f"a process at {member.twin_url} has the same id: one of both has a copied tier"
+        remedy = "stop that one, remove the file worker-id from its tiers, and start it again"
+        yield problem("WORKER_TWIN", name, cause, remedy)
     if member.version and version and member.version != version:
         cause = f"it runs {member.version}, the master {version}"
         yield problem("VERSION_SKEW", name, cause, "install one version on all machines")
     for tier in member.tiers:
         yield from _tier(tier, name)
+    for origin in member.origins:
+        yield _origin(origin, f"{origin.url} from {name}")
     yield from _certificate(member.certificate, name, now)
 
 

@@ -436,7 +436,7 @@ def decode(data: bytes | bytearray | memoryview) -> Frame:
     """Decodes a frame. Raises ProtocolError."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise errors.ProtocolError(f"not a frame: {err}") from err
 
 

@@ -50,6 +50,14 @@ class Security(msgspec.Struct, frozen=True):
     own_token: bool = False
 
 
+class MasterAccess(msgspec.Struct, frozen=True):
+    """How the commands about a mount reach its master, as the user of the mount chose it."""
+
+    token_file: str = ""  # "": that of a master of this machine
+    tls: bool = False
+    tls_ca: str = ""
+
+
 class MasterSpec(msgspec.Struct, frozen=True):
     """A master: `python -I -m cachefs.launcher.masterd`."""
 
@@ -144,6 +152,7 @@ class ClientSpec(msgspec.Struct, frozen=True):
     worker_wait_s: float = 0.0  # >0: use only the worker at `socket`; wait this long for it
     memory_budget_bytes: int = 0  # a successor replaces a client that uses more; 0: no budget
     deposit: DepositRef | None = None  # None: this mount is in no holder
+    master_access: MasterAccess = MasterAccess()  # only recorded: a client calls no master
 
 
 class OrphanedMount(msgspec.Struct, frozen=True):

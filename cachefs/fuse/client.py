@@ -206,7 +206,7 @@ class Client:
         if self.covers is not None:
             self.covers.gone()
         self._conn.post(m.Leaving())
-        self.record.remove()
+        self.record.remove(is_repeated=self.link is not None)
         if self.link is not None:
             self.link.say(wire.Ending())
 

@@ -1,16 +1,22 @@
 """The edge to the kernel: translates the exceptions of handlers to errnos.
 
-Errors that become EIO are logged with their cause; another errno is specific enough.
+Errors that become EIO are logged with their cause; another errno is specific enough. A lack of
+descriptors fails thousands of requests a second: it is logged once a minute.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
+import time
+from typing import Final
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, lacks_descriptors
 
 log = logging.getLogger(__name__)
+
+LACK_LOG_S: Final = 60.0
 
 
 class Errnos:
@@ -18,6 +24,7 @@ class Errnos:
 
     def __init__(self) -> None:
         self._bugs: set[tuple[str, str, int]] = set()
+        self._lack_logged_at_s = -math.inf
 
     def of(self, request: str, err: Exception) -> int:
         """Returns the errno (> 0) for an exception of a request, and logs the exception."""
@@ -26,10 +33,19 @@ class Errnos:
             log.log(level, "%s: %s", request, err.one_line())
             return err.errno
         if isinstance(err, OSError):
-            log.error("%s: %s", request, err)
+            log.log(self._level_of(err), "%s: %s", request, err)
             return err.errno or errno.EIO
         self._note_bug(request, err)
         return errno.EIO
+
+    def _level_of(self, err: OSError) -> int:
+        now = time.monotonic()
+        if not lacks_descriptors(err):
+            return logging.ERROR
+        if now - self._lack_logged_at_s < LACK_LOG_S:
+            return logging.DEBUG
+        self._lack_logged_at_s = now
+        return logging.ERROR
 
     def _note_bug(self, request: str, err: Exception) -> None:
         """Logs a traceback the first time, then one line."""

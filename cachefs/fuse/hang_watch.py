@@ -98,9 +98,12 @@ class ServerWatch:
         self._forget()
         self._silence = HangDetector(self._limit_s, trio.current_time())
         self._epoch, pid = self._conn.epoch, self._conn.server_pid
-        self._server = await trio.to_thread.run_sync(
-            hung_server.find_server, self._socket_path(), pid, abandon_on_cancel=True
-        )
+        try:
+            self._server = await trio.to_thread.run_sync(
+                hung_server.find_server, self._socket_path(), pid, abandon_on_cancel=True
+            )
+        except OSError as err:  # this process may open no more files
+            log.warning("the server (pid %d) is not killed if it hangs: %s", pid, err)
 
     async def _end(self) -> None:
         if not self._conn.is_connected or self._conn.epoch != self._epoch:

@@ -61,9 +61,10 @@ class MountRecordWriter:
             )
             self._is_logged = True
 
-    def remove(self) -> None:
+    def remove(self, *, is_repeated: bool = False) -> None:
         """Removes the record of an ended mount: a predecessor's if this client could not write one,
-        never that of the next mount. Logs a failure: the record names no process that runs."""
+        never that of the next mount. Logs a failure, unless the removal `is_repeated` by the
+        supervisor, which then logs it. The record that stays names no process that runs."""
         was_due, self._is_kept, self._is_due = self._is_due, False, False
         current = self._current()
         found = self._home.find_mount(current.mountpoint) if was_due else None
@@ -71,4 +72,5 @@ class MountRecordWriter:
         try:
             self._home.remove_mount(current.mountpoint, pid)
         except CacheFSError as err:  # the end of a mount must not wait for this
-            log.warning("the record of this mount stays: %s", err.one_line())
+            level = logging.DEBUG if is_repeated else logging.WARNING
+            log.log(level, "the record of this mount stays: %s", err.one_line())

@@ -9,10 +9,12 @@ import msgspec
 from cachefs.core.errors import BadConfig
 from cachefs.kube.dataset_spec import Spec
 
-_LOCAL: Final = "file://"
+_STORES: Final = ("s3", "gs", "az", "hdfs")  # as the pattern of the definition has them
+_LOCAL: Final = "file"
 _CREDENTIAL_OPTIONS: Final = ("credential", "profile")
 # Options that give no rights at the store, and name no files of the servers but certificates.
 HARMLESS_OPTIONS: Final = ("anonymous", "billing_project", "ca_bundle", "endpoint_url")
+_ENDPOINT: Final = "endpoint_url"  # of gs:// and az://, whose requests carry a token
 _WEBHOOK: Final = "webhook:"
 
 
@@ -25,10 +27,15 @@ class Rules(msgspec.Struct, frozen=True):
 
     def check(self, spec: Spec, namespace: str) -> None:
         """Raises BadConfig for a spec that these rules do not allow."""
-        if spec.source.startswith(_LOCAL) and not self.file_sources:
+        scheme = spec.source.partition("://")[0]
+        if scheme == _LOCAL and not self.file_sources:
             raise BadConfig(
                 "the source is files of the servers",
                 remedy="use an object store, or start the controller with --file-sources",
+            )
+        if scheme not in (*_STORES, _LOCAL):
+            raise BadConfig(
+                f"no source of a Dataset: {scheme}://", remedy=f"use one of {', '.join(_STORES)}"
             )
         for name in _CREDENTIAL_OPTIONS:
             if name in spec.options:
@@ -55,6 +62,12 @@ def _check_own(spec: Spec, namespace: str) -> None:
         raise BadConfig(
             f"a Dataset may not have the option {refused[0]!r} here",
             remedy=f"use spec.credentials.name; allowed: {', '.join(HARMLESS_OPTIONS)}",
+        )
+    is_own = bool(spec.credentials.name) or spec.options.get("anonymous") == "true"
+    if _ENDPOINT in spec.options and not is_own:
+        raise BadConfig(
+            f"the option {_ENDPOINT!r} would send the servers' own token to any host",
+            remedy=f'use spec.credentials.name: {namespace}, or anonymous: "true"',
         )
 
 

@@ -22,6 +22,7 @@ from cachefs.core.errors import AccessDenied
 log = logging.getLogger(__name__)
 
 MOST_LINKS: Final = 40  # as the kernel follows
+SHARED: Final = ("/tmp", "/var/tmp", "/dev/shm")
 _REMEDY: Final = "give a directory that you alone may write, below ones that others cannot write"
 
 
@@ -46,10 +47,20 @@ def _followed(path: Path) -> list[Path]:
         link = next((one for one in (*reversed(path.parents), path) if os.path.islink(one)), None)
         if link is None:
             break
+        _check_link(link)
         target = link.parent / os.readlink(link) / path.relative_to(link)
         path = Path(os.path.normpath(target))
         found.append(path)
     return found if real in found else [*found, real]
+
+
+def _check_link(link: Path) -> None:
+    """Raises AccessDenied for a link of another user in a sticky directory: the kernel may follow
+    it (`fs.protected_symlinks`), and that user can point it elsewhere."""
+    owner = link.lstat().st_uid
+    if owner not in (os.geteuid(), 0) and link.parent.stat().st_mode & stat.S_ISVTX:
+        cause = f"the link belongs to user {owner}, who could point it elsewhere"
+        raise AccessDenied(cause, path=str(link), remedy=_REMEDY)
 
 
 def _check_one(path: Path) -> None:
@@ -76,14 +87,26 @@ def _check_one(path: Path) -> None:
 
 
 def _closed(directory: Path, info: os.stat_result) -> str:
-    """Closes a directory of this user to others. Returns the fault if it has files of theirs."""
+    """Closes a directory of this user to others. Returns the fault, and leaves it open, if it has
+    files of theirs. Raises AccessDenied for a directory that all programs use."""
     if not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return ""
+    check_unshared(directory)
     os.chmod(directory, 0o700)
     with os.scandir(directory) as entries:
         owners = {one.name: one.stat(follow_symlinks=False).st_uid for one in entries}
     foreign = next((name for name, owner in owners.items() if owner != info.st_uid), "")
-    return f"could be written by others and has {foreign!r} of another user" if foreign else ""
+    if not foreign:
+        return ""
+    os.chmod(directory, stat.S_IMODE(info.st_mode))
+    return f"could be written by others and has {foreign!r} of another user"
+
+
+def check_unshared(directory: Path) -> None:
+    """Raises AccessDenied for a directory that all programs use, and that must stay open."""
+    if os.path.realpath(directory) in map(os.path.realpath, SHARED):
+        cause = "the directory is shared by all users"
+        raise AccessDenied(cause, path=str(directory), remedy="give a directory in it, or another")
 
 
 def _fault(info: os.stat_result, *, is_leaf: bool) -> str:

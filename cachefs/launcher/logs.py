@@ -10,12 +10,28 @@ import logging.handlers
 import os
 import sys
 import time
+from typing import Any
 
+from cachefs.core.printable import printable
 from cachefs.launcher.log_writer import LogWriter
 
 LOG_BYTES = 10 << 20
 LOG_FILES = 3
 FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line, and a line for each of its traceback. Names and errors of an
+    origin may have control characters and line ends."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(printable, super().formatException(ei).splitlines()))
 
 
 class JsonFormatter(logging.Formatter):
@@ -49,7 +65,7 @@ def log_to(path: str, level: str, *, to_stderr: bool, as_json: bool = False) -> 
     handler = LogWriter(sink)
     atexit.unregister(logging.shutdown)  # it would wait for a sink that is stuck
     atexit.register(end_log)
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(FORMAT))
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

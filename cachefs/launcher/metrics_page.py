@@ -6,12 +6,13 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -22,15 +23,50 @@ from cachefs.network.socket_name import SocketName
 
 UNIX: Final = "unix:"
 REQUEST_S: Final = 5.0  # for a request to arrive
+MOST_CONNECTIONS: Final = 32
+BACKLOG: Final = 128
 CLOSE_S: Final = 1.0
 KEEP_S: Final = 1.0
 _POLL_S: Final = 0.1
 
 
-class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """A server at a name that it takes over, and takes again when a successor has ended."""
+class _Threads(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """A thread for each connection. Beyond `MOST_CONNECTIONS` the server ends the oldest one: a
+    caller that sends its request at once is answered."""
 
     daemon_threads = True
+    request_queue_size = BACKLOG
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[Any, None] = {}  # the oldest first
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MOST_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its thread closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection. Its thread calls this."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+
+class _TcpServer(_Threads):
+    """A server at a host and a port."""
+
+    allow_reuse_address = True
+
+
+class _UnixServer(_Threads, socketserver.UnixStreamServer):
+    """A server at a name that it takes over, and takes again when a successor has ended."""
 
     def __init__(self, path: str, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         self._name = SocketName(path)
@@ -91,9 +127,7 @@ class MetricsPage:
     def _listen(self) -> socketserver.BaseServer:
         if not self._address.startswith(UNIX):
             host, port = parse_address(self._address, 0)
-            server = http.server.ThreadingHTTPServer((host, port), self._handler)
-            server.daemon_threads = True
-            return server
+            return _TcpServer((host, port), self._handler)
         return _UnixServer(self._address.removeprefix(UNIX), self._handler)
 
 

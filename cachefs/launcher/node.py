@@ -72,8 +72,8 @@ class NodeProcess:
         self._tiers: list[TierSpec] = parse_tiers(spec.tiers)
         # `cachefs mount` has checked the directory of a worker that clients restart.
         trust = spec.trust_directories or not spec.stays
-        for tier in self._tiers:
-            check_own(tier.path, trust=trust)
+        for path in (spec.home, *(tier.path for tier in self._tiers)):
+            check_own(path, trust=trust)
         self._directory = node_dir(spec)
         self._tokens = TokenFile(spec.security.token_file)
         self._certificate = CertificateFile(spec.security)

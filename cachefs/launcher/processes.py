@@ -36,6 +36,7 @@ from cachefs.core.errors import (
     InUse,
     NoSpace,
     Unreachable,
+    lacks_descriptors,
 )
 from cachefs.core.messages import error_of
 from cachefs.core.model import UfsSpec
@@ -88,6 +89,7 @@ def ensure_server(
     Raises the typed error of a failed start, AccessDenied and NoSpace for the cache directory,
     Unreachable when a server hangs; ends a process that it started before it raises.
     """
+    check_own(spec.home, trust=spec.trust_directories)
     home = StateHome(spec.home)
     full = Reserve(spec.home).give_up_if_short()
     source_dir = home.source_dir(spec.source)
@@ -275,11 +277,14 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
 
 
 def answers(pointer: Pointer) -> bool:
-    """Returns whether the server answers. Raises ProtocolError for an incompatible version."""
+    """Returns whether the server answers. Raises ProtocolError for an incompatible version, and
+    OSError if this process may open no more files: the server may be well."""
     try:
         with BlockingClient.connect(pointer.socket):
             return True
-    except (Unreachable, DeadlineExceeded, OSError):
+    except (Unreachable, DeadlineExceeded, OSError) as err:
+        if lacks_descriptors(err):
+            raise
         return False
 
 

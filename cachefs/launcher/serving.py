@@ -65,7 +65,8 @@ def _log_waits() -> None:
         places = [f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in task.get_stack()]
         log.warning("not ended yet: %s at %s", task.get_coro(), ", ".join(places))
     for name, stack in _stacks():
-        log.info("thread %s:\n%s", name, stack)
+        for line in stack.splitlines():
+            log.info("thread %s: %s", name, line)
 
 
 def _stacks() -> list[tuple[str, str]]:
@@ -79,7 +80,9 @@ def _stacks() -> list[tuple[str, str]]:
 
 def _end_late() -> NoReturn:
     for name, stack in _stacks():
-        log.error("the shutdown takes too long; thread %s:\n%s", name, stack)
+        log.error("the shutdown takes too long; thread %s", name)
+        for line in stack.splitlines():
+            log.error("thread %s: %s", name, line)
     quit_now(1)
 
 

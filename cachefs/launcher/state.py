@@ -37,9 +37,18 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
+from cachefs.core.errors import (
+    AccessDenied,
+    BadConfig,
+    CacheFSError,
+    InUse,
+    NoSpace,
+    NotADirectory,
+    lacks_descriptors,
+)
 from cachefs.core.model import NamespaceId, UfsSpec
-from cachefs.core.specs import ClientSpec
+from cachefs.core.specs import ClientSpec, MasterAccess
+from cachefs.launcher.directories import check_unshared
 
 POINTER_NAME: Final = "server.json"
 SOCKET_NAME: Final = "server.sock"
@@ -80,6 +89,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     file_mode: int = 0o644
     dir_mode: int = 0o755
     owner: int = -1  # user of the state home in which root found it; -1: the caller
+    master_access: MasterAccess = MasterAccess()  # of a mount of a cluster
 
     @classmethod
     def of(cls, spec: ClientSpec, pid: int, supervisor: int = 0) -> MountRecord:
@@ -96,6 +106,7 @@ class MountRecord(msgspec.Struct, frozen=True):
             gid=spec.gid if spec.gid >= 0 else os.getegid(),
             file_mode=spec.file_mode,
             dir_mode=spec.dir_mode,
+            master_access=spec.master_access,
         )
 
 
@@ -313,6 +324,7 @@ def _check_private(fd: int, path: Path) -> None:
             path=str(path),
         )
     if stat.S_IMODE(info.st_mode) & 0o077:
+        check_unshared(path)
         os.fchmod(fd, 0o700)
 
 
@@ -359,12 +371,15 @@ def _lock(fd: int, deadline: float) -> None:
 
 
 def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
-    """Returns the JSON document; None if missing, torn, too long or not the owner's (-1: ours)."""
+    """Returns the JSON document; None if missing, torn, too long or not the owner's (-1: ours).
+    Raises OSError if this process may open no more files: there may be one."""
     try:
         fd = os.open(
             name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd
         )
-    except OSError:
+    except OSError as err:
+        if lacks_descriptors(err):
+            raise
         return None
     try:
         info = os.fstat(fd)
@@ -381,7 +396,9 @@ def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
 def _read(directory: Path, name: str, owner: int = -1) -> Any:
     try:
         dir_fd = os.open(directory, _OPEN_DIR)
-    except OSError:
+    except OSError as err:
+        if lacks_descriptors(err):
+            raise
         return None
     try:
         return _read_at(dir_fd, name, owner)

@@ -55,7 +55,7 @@ def open_file(path: str, settings: dict[str, Any]) -> CacheFile:
     """Opens a file unbuffered. Raises OSError."""
     try:
         located = library().locate(path, settings)
-        return CacheFile(located.source.open(located.path), path, b"")
+        return CacheFile(located.source.open(located.path), path, b"", settings)
     except (CacheFSError, OSError) as err:
         raise os_error(err, path) from err
 

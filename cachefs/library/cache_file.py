@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import mmap
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Stale
 from cachefs.library.open_file import OpenFile
 from cachefs.library.os_errors import os_error
 
+LINE_BYTES: Final = 8192  # read at once for a line
+
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 
 def joined(folder: str, path: bytes) -> str:
@@ -25,13 +27,26 @@ class CacheFile(io.RawIOBase):
 
     mode: Final = "rb"
 
-    def __init__(self, file: OpenFile, folder: str, path: bytes) -> None:
-        """`folder` and `path` together are the file's name."""
+    def __init__(
+        self, file: OpenFile, folder: str, path: bytes, settings: dict[str, Any] | None = None
+    ) -> None:
+        """`folder` and `path` together are the file's name. `settings`: of its tree."""
         super().__init__()
         self._folder = folder
         self._path = path
+        self._settings = settings or {}
         self._file = file
         self._position = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what opens the same version again in another process, at the same position."""
+        self._check()
+        inode = self._file.inode
+        version = (inode.ino, inode.version, inode.nonce)
+        return _reopened, (self._folder, self._path, self._settings, version, self._position)
+
+    def __repr__(self) -> str:
+        return f"<CacheFile {self.name!r}{' closed' if self.closed else ''}>"
 
     @property
     def name(self) -> str:
@@ -89,6 +104,22 @@ class CacheFile(io.RawIOBase):
         self._position += len(data)
         return data
 
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Returns the next line with its end. Python's own method would request each byte."""
+        limit = self.size if size is None or size < 0 else size
+        parts, found, length = [], False, 0
+        while not found and length < limit:
+            data = self.pread(min(LINE_BYTES, limit - length), self._position)
+            line, end, _ = data.partition(b"\n")
+            found = bool(end) or not data
+            parts.append(line + end)
+            length += len(parts[-1])
+            self._position += len(parts[-1])
+        return b"".join(parts)
+
+    def write(self, _: ReadableBuffer, /) -> int:
+        raise io.UnsupportedOperation(f"files of CacheFS are read-only: {self.name}")
+
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         self._check()
         try:
@@ -128,3 +159,22 @@ class CacheFile(io.RawIOBase):
     def _check(self) -> None:
         if self.closed:
             raise ValueError("I/O operation on a closed file")
+
+
+def _reopened(
+    folder: str,
+    path: bytes,
+    settings: dict[str, Any],
+    version: tuple[int, int, int],
+    position: int,
+) -> CacheFile:
+    """Returns a file that another process had open. Raises OSError: ESTALE if it was replaced."""
+    from cachefs.library import api
+
+    file = api.tree(folder, **settings).open(path)
+    inode = file._file.inode
+    if (inode.ino, inode.version, inode.nonce) != version:
+        file.close()
+        raise os_error(Stale("the file was replaced since it was opened"), file.name)
+    file.seek(position)
+    return file

@@ -36,6 +36,9 @@ class MountDialer:
         record = self._record
         return m.Attach(record.source, record.sync_interval_s, record.read_only)
 
+    def check(self) -> None:
+        """Does nothing: the mount restarts its server."""
+
     def dial(self) -> socket.socket:
         """Connects to the server that the mount uses now."""
         record = self._home.find_mount(self._record.mountpoint)
@@ -58,12 +61,24 @@ class MountDialer:
             raise AccessDenied(cause, remedy="check which process that is")
 
 
-class ServerDialer:
-    """Connects to a server that `find` returns, which starts it if none runs."""
+def nothing() -> None:
+    """Checks nothing."""
 
-    def __init__(self, key: str, attach: m.Attach, find: Callable[[], Server]) -> None:
+
+class ServerDialer:
+    """Connects to a server that `find` returns, which starts it if none runs. `check` is called
+    before the first connection; it raises the typed error of what must not be waited for."""
+
+    def __init__(
+        self,
+        key: str,
+        attach: m.Attach,
+        find: Callable[[], Server],
+        check: Callable[[], None] = nothing,
+    ) -> None:
         self.key = key
         self.attach = attach
+        self.check = check
         self._find = find
 
     def dial(self) -> socket.socket:

@@ -14,10 +14,17 @@ import time
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import cachefs
+from cachefs.client.lost_descriptors import no_descriptor_left
 from cachefs.client.published import PublishedDirs
-from cachefs.client.sockets import close_fd, receive
+from cachefs.client.sockets import DescriptorLost, close_fd, receive
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    ProtocolError,
+    Unreachable,
+    lacks_descriptors,
+)
 from cachefs.library.shared_socket import Exchange, Reply, SharedSocket, SocketLost
 
 CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
@@ -45,6 +52,9 @@ class Dialer(Protocol):
 
     @property
     def attach(self) -> m.Attach: ...
+    def check(self) -> None:
+        """Raises the typed error of what a first connection does not wait for."""
+
     def dial(self) -> socket.socket:
         """Returns a connected socket. Raises the typed errors; Unreachable may be retried."""
 
@@ -144,8 +154,12 @@ class NodeSession:
             return self._shared
 
     def _connect_in_time(self) -> SharedSocket:
-        """Retries while the server may be restarting, or ending. Raises the last error; at the
-        first connection at once if the attempt took long: its origin cannot be reached."""
+        """Retries while the server may be restarting, or ending. Raises the last error: at once if
+        this process may open no more files, and at the first connection also if the master does
+        not answer, or if the attempt took long: its origin cannot be reached."""
+        is_first = self._attached is None
+        if is_first:
+            self._dialer.check()
         deadline, pause_s = time.monotonic() + RECONNECT_WAIT_S, BACKOFF_FIRST_S
         while True:
             began_s = time.monotonic()
@@ -153,7 +167,9 @@ class NodeSession:
                 return self._connect()
             except (Unreachable, DeadlineExceeded, OSError) as err:
                 now = time.monotonic()
-                if now + pause_s > deadline or (not self.epoch and now - began_s > ENDING_S):
+                if lacks_descriptors(err):
+                    raise no_descriptor_left() from err
+                if now + pause_s > deadline or (is_first and now - began_s > ENDING_S):
                     raise _unreachable(err) from err
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)
@@ -228,7 +244,10 @@ def _direct(
     while (left_s := deadline - time.monotonic()) > 0:
         if not poll.poll(left_s * 1000):
             break
-        data, fd = receive(sock)
+        try:
+            data, fd = receive(sock)
+        except DescriptorLost as lost:
+            raise no_descriptor_left() from lost
         if not data:
             raise Unreachable("the server ended the connection")
         frame = m.decode(data)

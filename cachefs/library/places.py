@@ -11,13 +11,14 @@ library finds or starts a server with the settings of `cachefs mount`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachefs.cli.mounts import locate
 from cachefs.cli.owners import find_record_and_home
 from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
-from cachefs.core.errors import BadConfig, NotFound
+from cachefs.core.errors import BadConfig, DeadlineExceeded, NotFound, Unreachable
 from cachefs.core.messages import Attach
 from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import Mount, Mounts
@@ -28,8 +29,11 @@ from cachefs.library.mount_table import MountTable, deepest
 
 if TYPE_CHECKING:
     from cachefs.core.config import Config
+    from cachefs.core.specs import WorkerSpec
 
 SOURCE_SCHEME: Final = "cachefs+"
+_LOST_SLASH: Final = re.compile(r"cachefs(\+[a-z0-9+]+)?:/?(?!/)")
+MASTER_REMEDY: Final = "check the host and the port, and that `cachefs master` runs there"
 
 Dialing = MountDialer | ServerDialer
 Settings = Mapping[str, Any]
@@ -59,6 +63,9 @@ class Places:
             self._of, self._dialers, self._bases = mounts, {}, []
         if url.startswith(SCHEME + "/"):
             url = url[len(SCHEME) :]
+        if _LOST_SLASH.match(url):
+            cause = f"not a URL, a slash is missing: {url!r}"
+            raise BadConfig(cause, remedy="write ://, in a str: a pathlib.Path drops one slash")
         if "://" not in url:
             return self._on_mount(url, mounts, settings)
         if not is_cluster(url) and not url.startswith(SOURCE_SCHEME):
@@ -88,7 +95,7 @@ class Places:
                 raise NotFound(
                     "no record of this mount in the state home",
                     path=mount.mountpoint,
-                    remedy="run this as the user who mounted it, or give home=",
+                    remedy="run this as the user who mounted it, or open the path itself",
                 )
             dialer = self._dialers[mount.mountpoint] = MountDialer(found.home, found.record)
         return dialer
@@ -135,6 +142,13 @@ class _Base(NamedTuple):
         return self.settings == settings and is_below(url, self.url)
 
 
+_ROOTS: Final = {
+    "s3": "name a bucket: cachefs+s3://BUCKET/path",
+    "gs": "name a bucket: cachefs+gs://BUCKET/path",
+    "az": "name an account and a container: cachefs+az://ACCOUNT/CONTAINER/path",
+}
+
+
 def is_below(url: str, base: str) -> bool:
     """Returns whether a URL is a source or below it."""
     base = base.rstrip("/")
@@ -149,10 +163,8 @@ def root_of(url: str) -> str:
     if scheme == "az":  # the container belongs to the authority
         authority = f"{authority}/{path.partition('/')[0]}"
     if not authority:
-        raise BadConfig(
-            f"{SOURCE_SCHEME}{url} does not say where its source begins",
-            remedy=f'give source="{scheme}:///directory"',
-        )
+        remedy = _ROOTS.get(scheme, f'give source="{scheme}:///directory"')
+        raise BadConfig(f"{SOURCE_SCHEME}{url} does not say where its source begins", remedy=remedy)
     return f"{scheme}://{authority}"
 
 
@@ -213,7 +225,20 @@ def _node_of(url: str, chosen: Config) -> ServerDialer:
         f"node {home.path} {spec.key}",
         _attach(spec, chosen),
         lambda: ensure_node(node, hang_limit_s=HANG_LIMIT_S),
+        lambda: _check_master(node),
     )
+
+
+def _check_master(node: WorkerSpec) -> None:
+    """Checks that the master answers, unless a worker of this machine does. Raises Unreachable and
+    DeadlineExceeded with the address of the master, and AccessDenied."""
+    from cachefs.cli import clusters
+
+    try:
+        clusters.check_master(node)
+    except (Unreachable, DeadlineExceeded) as err:
+        cause = f"{err.cause} ({err.path})" if err.path else err.cause
+        raise type(err)(cause, remedy=MASTER_REMEDY) from err
 
 
 def _attach(spec: UfsSpec, chosen: Config) -> Attach:

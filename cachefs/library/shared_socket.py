@@ -22,7 +22,8 @@ from typing import Final
 
 import msgspec
 
-from cachefs.client.sockets import MAX_IN_FLIGHT, close_fd, receive
+from cachefs.client.lost_descriptors import without_descriptor
+from cachefs.client.sockets import MAX_IN_FLIGHT, DescriptorLost, close_fd, receive
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, ProtocolError, Unreachable
 
@@ -194,18 +195,36 @@ class SharedSocket:
         count = 0
         try:
             while count < FRAMES_PER_TURN and self._queued_fds < MOST_QUEUED_FDS:
-                data, fd = receive(self._sock)
-                if not data:
-                    close_fd(fd)
+                if not self._read_frame():
                     self.lose("the server ended the connection")
                     break
-                self._frame(data, fd)
                 count += 1
         except BlockingIOError:
             pass
         except (OSError, ProtocolError) as err:
             self.lose(str(err))
         return count > 0
+
+    def _read_frame(self) -> bool:
+        """Reads one frame. Returns False at the end."""
+        try:
+            data, fd = receive(self._sock)
+        except DescriptorLost as lost:
+            frame, release = without_descriptor(lost.data)
+            if release is not None:
+                self.post(release)
+            self._frame(frame, None)
+            return True
+        if not data:
+            close_fd(fd)
+            return False
+        try:
+            frame = m.decode(data)
+        except ProtocolError:
+            close_fd(fd)
+            raise
+        self._frame(frame, fd)
+        return True
 
     def _wait_readable(self, deadline: float) -> None:
         if self.lost:
@@ -225,13 +244,8 @@ class SharedSocket:
             self._last_id += 1
             return self._last_id
 
-    def _frame(self, data: bytes, fd: int | None) -> None:
+    def _frame(self, frame: m.Frame, fd: int | None) -> None:
         self._heard_at_s = time.monotonic()
-        try:
-            frame = m.decode(data)
-        except ProtocolError:
-            close_fd(fd)
-            raise
         with self._lock:
             exchange = self._pending.pop(frame.id, None)
             if exchange is not None:

@@ -78,7 +78,11 @@ class Source:
         now, uses, size = time.monotonic(), self._uses.append, 0
         for path in paths:
             found = known(path, now)
-            data = read(found.content, found.inode.size) if found is not None else None
+            try:
+                data = read(found.content, found.inode.size) if found is not None else None
+            except OSError as err:
+                add(err)
+                continue
             if data:
                 uses(found.content)  # type: ignore[union-attr]  # it was found
                 size += len(data)
@@ -99,11 +103,12 @@ class Source:
         now = time.monotonic()
         for number, one in enumerate(ranges):
             known = self.names.known(one.path, now)
-            data = self.read_warm(one, known) if known is not None else None
-            if data is None:
+            try:
+                results[number] = self.read_warm(one, known) if known is not None else None
+            except OSError as err:
+                results[number] = err
+            if results[number] is None:
                 left.append(number)
-            else:
-                results[number] = data
         if left:
             reads = _Reads(self, dict(enumerate(ranges)))
             for number, result in self._in_rounds([(n, ranges[n].path) for n in left], reads):
@@ -252,7 +257,7 @@ class Source:
                     yield number, known
                 elif known.inode.kind is Kind.DIRECTORY:
                     yield number, IsADirectory("is a directory")
-                elif (warm := use.warm(number, known)) is not None:
+                elif (warm := _tried(use, number, known)) is not None:
                     yield number, warm
                 else:
                     missing[number] = known
@@ -329,6 +334,14 @@ class Source:
         self._uses = []
         self.session.abandon()
         self.names.abandon()
+
+
+def _tried(use: _Use[_T], number: int, known: KnownPath) -> _T | OSError | None:
+    """Returns what `use.warm` does, or its error: that of one file."""
+    try:
+        return use.warm(number, known)
+    except OSError as err:
+        return err
 
 
 class _Reads:

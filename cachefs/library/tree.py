@@ -114,7 +114,7 @@ class Tree:
             file = source.open(_below(base, name))
         except (CacheFSError, OSError) as err:
             raise os_error(err, self._full(name)) from err
-        return CacheFile(file, self.url, name)
+        return CacheFile(file, self.url, name, self._settings)
 
     def open_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
         """Opens files as `read_batch` reads them. If it raises, it leaves none open."""
@@ -122,7 +122,7 @@ class Tree:
         source, base = self._locate()
         opened = self._by_source(source.open_all, [_below(base, path) for path in asked])
         files = [
-            CacheFile(one, self.url, path) if isinstance(one, OpenFile) else one
+            CacheFile(one, self.url, path, self._settings) if isinstance(one, OpenFile) else one
             for path, one in zip(asked, opened, strict=True)
         ]
         try:

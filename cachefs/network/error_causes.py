@@ -11,6 +11,7 @@ import aiohttp
 
 from cachefs.core.errors import BadConfig
 from cachefs.network.socket_owners import ForeignListener
+from cachefs.network.tls_causes import cause_of_tls, remedy_of_tls
 
 CLOSED: Final = "the connection was closed before the reply"
 
@@ -26,6 +27,13 @@ def cause_of(err: aiohttp.ClientError | OSError) -> str:
     return _cause_of_system(err)
 
 
+def remedy_of_handshake(err: aiohttp.ClientSSLError) -> str:
+    """Returns what to do about a failed handshake."""
+    if isinstance(err, aiohttp.ClientConnectorCertificateError):
+        return remedy_of_tls(err.certificate_error)
+    return remedy_of_tls(err)
+
+
 def cannot_listen(address: str, err: OSError) -> BadConfig:
     """Returns the error of a server that cannot listen; asyncio's text repeats the address."""
     known = err.errno is not None and err.errno > 0
@@ -37,10 +45,8 @@ def cannot_listen(address: str, err: OSError) -> BadConfig:
 
 
 def _cause_of_system(err: Exception) -> str:
-    if isinstance(err, ssl.SSLCertVerificationError):
-        return err.verify_message
     if isinstance(err, ssl.SSLError):
-        return err.reason or str(err)
+        return cause_of_tls(err)
     if isinstance(err, OSError) and err.errno is not None:
         # asyncio replaces the text of a failed connect, but not that of a failed name lookup.
         has_text = isinstance(err, ForeignListener) or err.errno <= 0

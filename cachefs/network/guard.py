@@ -112,10 +112,11 @@ def is_loopback_name(host: str) -> bool:
 
 class GuardedServer(web.Server):
     """An HTTP server with a limit of connections. Beyond it, it closes the oldest unauthenticated
-    connection, which may be the new one."""
+    connection, which may be the new one. It decompresses no body: a stranger's small request would
+    occupy the event loop for seconds."""
 
     def __init__(self, handler: Any, guard: Guard, **options: Any) -> None:
-        super().__init__(handler, access_log=None, **options)
+        super().__init__(handler, access_log=None, auto_decompress=False, **options)
         self._guard = guard
         self._count = 0  # `connections` would copy them all
 

@@ -48,12 +48,14 @@ class BatchReads:
 
 
 def read_whole(path: bytes, size: int) -> bytes:
-    """Returns a file's bytes, to its end even if `size` is wrong. Raises OSError."""
+    """Returns a file's bytes, to its end even if `size` is wrong. Raises OSError with the path."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(fd, size + _SPARE)
         while more := os.read(fd, 1 << 20) if len(data) != size else b"":
             data += more
         return data
+    except OSError as err:
+        raise OSError(err.errno, err.strerror, os.fsdecode(path)) from err
     finally:
         os.close(fd)

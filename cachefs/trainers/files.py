@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,5 +44,10 @@ class Files:
         return [self._item(index, data) for index, data in zip(indices, bodies, strict=True)]
 
     def _item(self, index: int, data: bytes) -> Any:
-        item = self._decode(data)
+        try:
+            item = self._decode(data)
+        except Exception as err:  # torch prints notes, also of errors in loader processes
+            name = os.fsdecode(self.manifest.file(index))
+            err.add_note(f"while decoding {name!r} (file {index} of the manifest)")
+            raise
         return (item, self.manifest.label(index)) if self._labels else item

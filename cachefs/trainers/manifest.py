@@ -9,7 +9,9 @@ on every machine that sees the same names.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,10 @@ from cachefs.trainers.listings import MountListings, ServerListings
 from cachefs.trainers.manifest_build import ManifestBuild
 from cachefs.trainers.manifest_store import ManifestStore, mapped
 from cachefs.trainers.manifest_tables import TableMap
-from cachefs.trainers.mount_session import MountSession, open_session, state_home
+from cachefs.trainers.mount_session import MountSession, is_mounted, open_session, state_home
+from cachefs.trainers.name_checks import MOST_S, compare_names, is_due
+
+log = logging.getLogger(__name__)
 
 TRIES: Final = 4  # of listings whose server ends
 
@@ -40,6 +45,11 @@ class Manifest:
         self._home = StateHome(home) if home else state_home()
         self._root = os.fsencode(self.path)
         self._use(self._fresh())
+        if not len(self) and not is_mounted(self.path):
+            log.warning(
+                "%s has no files, and no mount is there: mount its source first "
+                "(`cachefs status` lists the mounts)", self.path
+            )  # fmt: skip
 
     @classmethod
     def of_tables(cls, path: str, home: str, stem: str) -> Manifest:
@@ -52,6 +62,9 @@ class Manifest:
         except FileNotFoundError as err:
             raise NotFound("the manifest was removed", path=path, remedy="build it again") from err
         return manifest
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.path!r}, {len(self)} files)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest.of_tables, (self.path, str(self._home.path), str(self._tables.stem))
@@ -167,17 +180,35 @@ def _refreshed(store: ManifestStore, root: bytes, session: MountSession | None) 
     """Returns the current tables, after they were built as far as necessary."""
     if session is None:
         tables = ManifestBuild(MountListings(root)).run()
-        return store.keep(tables, NO_NAMESPACE, NO_POSITION, 0)
+        return store.keep(tables, NO_NAMESPACE, NO_POSITION, 0, 0.0)
     kept = store.current()
-    old, run = kept if kept is not None else (None, 0)
+    old, run, due_at_s = kept if kept is not None else (None, 0, 0.0)
     if old is not None and old.header.namespace != session.namespace:
         old = None
+    due_at_s = _compared(store, session, old, due_at_s)
     after = old.header.position if old is not None else NO_POSITION
+    listings = ServerListings(session)
     changes = session.call(m.GetChangedFolders(session.namespace, after), m.ChangedFolders)
     if old is None or after < 0 or changes.everything or changes.run != run:
-        build = ManifestBuild(ServerListings(session))
+        build, due_at_s = ManifestBuild(listings), time.time() + MOST_S
     elif not set(old.folder_inos).intersection(changes.folders):
         return old
     else:
-        build = ManifestBuild(ServerListings(session), old, frozenset(changes.folders))
-    return store.keep(build.run(), session.namespace, changes.position, changes.run)
+        build = ManifestBuild(listings, old, frozenset(changes.folders))
+    now_s, tables = time.time(), build.run()
+    due_at_s = min(due_at_s, now_s + listings.valid_for_s)
+    return store.keep(tables, session.namespace, changes.position, changes.run, due_at_s)
+
+
+def _compared(
+    store: ManifestStore, session: MountSession, old: TableMap | None, due_at_s: float
+) -> float:
+    """Has the names of an earlier manifest compared with the origin, if that is due. Returns when
+    it is due next."""
+    now_s = time.time()
+    if old is not None and is_due(due_at_s, now_s):
+        valid_for_s = compare_names(session, iter(old.folder_inos))
+        due_at_s = now_s + valid_for_s
+        if valid_for_s:
+            store.note_check(due_at_s)
+    return due_at_s

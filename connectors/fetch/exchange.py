@@ -1,8 +1,8 @@
 """A handle of libcurl, which serves one request at a time.
 
 libcurl writes a body into the caller's buffer. If the buffer is full, the transfer is paused and
-the server waits. A request ends when its body exceeds the expected size, or the body of an error
-reply exceeds `ERROR_BYTES`.
+the server waits. A request ends when its body exceeds the expected size, or will by its
+Content-Length, or when the body of an error reply exceeds `ERROR_BYTES`.
 """
 
 from __future__ import annotations
@@ -179,6 +179,9 @@ class Exchange:
         if head is None or not head.is_success:
             self.refusal += data[: ERROR_BYTES - len(self.refusal)]
             return None if len(self.refusal) < ERROR_BYTES else _STOP
+        if not self._is_success and _declared_bytes(head) > self.left:
+            self.is_over = True  # now: a server that is wrong about the length may never send it
+            return _STOP
         self._is_success = True
         size, start = min(len(data), self.left), self.got
         if size > self._room_bytes - start:
@@ -192,3 +195,9 @@ class Exchange:
             return None
         self.is_over = True
         return _STOP
+
+
+def _declared_bytes(head: Head) -> int:
+    """Returns the length of the body by the head; 0 if the head has none."""
+    length = head.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0

@@ -275,7 +275,7 @@ def _entry(directory: int, name: bytes) -> Entry | None:
 def _entry_of(
     name: bytes, fingerprint: Fingerprint, found: os.stat_result, target: bytes = b""
 ) -> Entry:
-    changed_ns = found.st_ctime_ns if fingerprint.kind is Kind.DIRECTORY else 0
+    changed_ns = clamped_ns(found.st_ctime_ns) if fingerprint.kind is Kind.DIRECTORY else 0
     mode = stat.S_IMODE(found.st_mode)
     return Entry(name, fingerprint, mode, found.st_uid, found.st_gid, target, changed_ns)
 

@@ -16,7 +16,7 @@ from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Body, Entry, Page, check_range
 from connectors.bodies import read_whole_body
-from connectors.bounds import clamped_ns
+from connectors.bounds import clamped_ns, is_file_size
 from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import RangeRequest
 from connectors.hdfs.client import HdfsClient
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WHOLE_BYTES: Final = 4 << 20  # larger files are not read in one piece
 PACKETS_AT_ONCE: Final = 16  # of 64 KiB, usually: each has a share of the deadline of a call
 NS_PER_MS: Final = 10**6
+_PERMISSIONS: Final = 0o1777  # HDFS has no set-user-ID bits: a cache file of root never gets one
 _DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=False,  # HDFS compares the bytes of names as signed numbers
@@ -71,7 +72,11 @@ class HdfsConnector:
         self._client.call(shown, lambda client: next(client.list_status(shown), None))
 
     def stat(self, path: bytes) -> Entry:
-        return self._entry(self._status(self._shown(path)), path.rpartition(b"/")[2])
+        shown = self._shown(path)
+        entry = self._entry(self._status(shown), path.rpartition(b"/")[2])
+        if entry is None:
+            raise NotFound("a file of an impossible size is not shown", path=shown)
+        return entry
 
     def list_dir(self, path: bytes) -> Iterator[Page]:
         shown = self._shown(path)
@@ -99,10 +104,13 @@ class HdfsConnector:
     def _status(self, shown: str) -> FileStatus:
         return self._client.call(shown, lambda client: client.get_file_info(shown))
 
-    def _entry(self, status: FileStatus, name: bytes) -> Entry:
+    def _entry(self, status: FileStatus, name: bytes) -> Entry | None:
+        """Returns the entry of a name; None for a size that no file can have."""
+        if not (status.isdir or is_file_size(status.length)):
+            return None
         owner, group = self._users.id_of(status.owner), self._groups.id_of(status.group)
-        changed_ns = status.modification_time * NS_PER_MS if status.isdir else 0
-        mode = status.permission & 0o7777
+        changed_ns = clamped_ns(status.modification_time * NS_PER_MS) if status.isdir else 0
+        mode = status.permission & _PERMISSIONS
         return Entry(name, _fingerprint(status), mode, owner, group, b"", changed_ns)
 
     def _shown(self, path: bytes) -> str:

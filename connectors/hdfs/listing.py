@@ -29,7 +29,8 @@ class HdfsListing:
     """A directory's listing in progress. After an error, `take` iterates again and skips the names
     that it has returned."""
 
-    def __init__(self, path: str, entry_of: Callable[[FileStatus, bytes], Entry]) -> None:
+    def __init__(self, path: str, entry_of: Callable[[FileStatus, bytes], Entry | None]) -> None:
+        """`entry_of` returns None for what is hidden."""
         self._path = path
         self._entry_of = entry_of
         self._statuses: Iterator[FileStatus] | None = None
@@ -55,7 +56,8 @@ class HdfsListing:
             self._is_skipping = not named
         if named:
             self._last_key = listing_key(named[-1][0])
-        entries = [self._entry_of(status, name) for name, status in named if keys.visible(name)]
+        found = [self._entry_of(status, name) for name, status in named if keys.visible(name)]
+        entries = [entry for entry in found if entry is not None]
         return Page(entries, len(named) - len(entries))
 
 

@@ -35,6 +35,7 @@ RIGHTS: Final = (
     "the master needs sqs:ReceiveMessage, sqs:DeleteMessage and sqs:GetQueueAttributes on it"
 )
 _REGION: Final = re.compile(r"(?:^|\.)sqs\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?$")
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 _JSON: Final = "Content-Type: application/x-amz-json-1.0"
 
 
@@ -76,7 +77,7 @@ class SqsQueue:
             VisibilityTimeout=visible_after_s,
             MessageSystemAttributeNames=["SentTimestamp"],
         )
-        return [_message(one) for one in reply.messages or ()]
+        return [self._message(one) for one in reply.messages or ()]
 
     def delete(self, handles: Sequence[str]) -> None:
         entries = [{"Id": str(at), "ReceiptHandle": one} for at, one in enumerate(handles)]
@@ -85,10 +86,14 @@ class SqsQueue:
     def retention_s(self) -> float:
         name = "MessageRetentionPeriod"
         reply = self._call("GetQueueAttributes", AttributeNames=[name])
-        return float(reply.attributes.message_retention_period)
+        return _number(reply.attributes.message_retention_period, self._url)
 
     def close(self) -> None:
         self._connections.close()
+
+    def _message(self, found: _Message) -> QueueMessage:
+        sent_at = _number(found.attributes.sent_timestamp, self._url) / MS
+        return QueueMessage(found.body, found.receipt_handle, sent_at)
 
     def _call(self, action: str, **arguments: Any) -> _Reply:
         """Returns the reply to a call, the second time if the first has none: a server may close a
@@ -154,12 +159,15 @@ def _endpoint(url: str, options: S3Options) -> Endpoint:
 def _decoded(body: bytes, url: str) -> _Reply:
     try:
         return msgspec.json.decode(body or b"{}", type=_Reply)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"the queue's reply cannot be read ({error})", path=url) from error
 
 
-def _message(found: _Message) -> QueueMessage:
-    return QueueMessage(found.body, found.receipt_handle, int(found.attributes.sent_timestamp) / MS)
+def _number(text: str, url: str) -> float:
+    """Returns a time or a duration of a reply. Raises BadBody."""
+    if not _NUMBER.fullmatch(text):
+        raise BadBody(f"the queue's reply has {text[:40]!r} in place of a number", path=url)
+    return float(text)
 
 
 def _refused(reply: FetchBody, url: str) -> CacheFSError:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cachefs.core.errors import InUse, NotFound
+from cachefs.core.errors import CacheFSError, InUse, NoSpace, NotFound
 from connectors.base import Page
 from connectors.pages import closing
 from connectors.sorted_pages import sorted_pages
@@ -62,6 +62,7 @@ class Lister:
         self._pages = Pages()
         self._hidden = 0
         self.empty = True  # the listing had neither shown nor hidden names
+        self.has_origin_failed = False  # else an error is one of the master's store
 
     def run(self) -> None:
         """Lists and writes all pages. Raises the connector's errors, and Stale if the directory
@@ -89,7 +90,13 @@ class Lister:
 
     def _listed(self) -> Generator[Page, None, None]:
         scratch = self._syncer.store.scratch
-        return listed(self._place, scratch, may_be_absent=self._may_be_absent)
+        try:
+            yield from listed(self._place, scratch, may_be_absent=self._may_be_absent)
+        except NoSpace:  # of the directory `scratch`
+            raise
+        except CacheFSError:
+            self.has_origin_failed = True
+            raise
 
     def _write(self, batch: Batch, end: Batch | None = None) -> _Part:
         """Queues the write of a page. The same transaction writes the listing's end if it could

@@ -154,7 +154,7 @@ class Syncer:
             if not self._stopping:
                 if isinstance(err, NotFound) and watcher is None:
                     await self._look_at_directory(listing.directory)
-                elif not isinstance(err, Stale):
+                elif lister.has_origin_failed and not isinstance(err, Stale):
                     place.mount.health.failed(err, self._clock())
                     self.warn(place, b"", err)
                 await self._distrust(listing.directory)

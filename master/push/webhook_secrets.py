@@ -41,7 +41,7 @@ class WebhookSecrets:
     def passed(self, push: str, secret: str, now: float) -> bool:
         """Returns whether `check` found this secret right within the last second."""
         kept, at = self._passed.get(push, (b"", -LOOK_S))
-        return now - at < LOOK_S and hmac.compare_digest(kept, secret.encode())
+        return now - at < LOOK_S and hmac.compare_digest(kept, _bytes(secret))
 
     def check(self, push: str, secret: str, now: float) -> None:
         """Reads the secret. Raises AccessDenied unless `secret` is that of the setting."""
@@ -50,7 +50,7 @@ class WebhookSecrets:
             raise AccessDenied("the secret is not that of a source which accepts events")
         if len(self._passed) > MAX_KEPT:
             self._passed.clear()
-        self._passed[push] = secret.encode(), now
+        self._passed[push] = _bytes(secret), now
 
     def _of(self, name: str) -> str:
         if len(self._kept) > MAX_KEPT:
@@ -66,4 +66,9 @@ def _secret(name: str, credential: Credential) -> str:
 
 
 def _equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+    return hmac.compare_digest(_bytes(one), _bytes(other))
+
+
+def _bytes(secret: str) -> bytes:
+    """Returns the bytes of a secret, of which a sender may write any."""
+    return secret.encode("utf-8", "surrogatepass")

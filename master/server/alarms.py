@@ -10,8 +10,8 @@ from typing import Any, Final
 from cachefs.core.cluster import WorkerRow
 from cachefs.core.health import CODES, facts_of, health
 
-_OF_ROW: Final = ("id", "url", "host", "state", "weight", "seen_s", "version")
-_OF_FACTS: Final = ("tiers", "certificate")
+_OF_ROW: Final = ("id", "url", "host", "state", "weight", "seen_s", "version", "twin_url")
+_OF_FACTS: Final = ("tiers", "certificate", "origins")
 ID_DIGITS: Final = 8
 
 

@@ -111,6 +111,8 @@ class SourceCalls:
         if not (push and self._secrets.passed(push, call.secret, now)):
             await asyncio.to_thread(self._secrets.check, push, call.secret, now)
         assert row is not None, "a source that is not there has no secret"
+        if call.only_secret:
+            return m.Done()
         if len(call.objects) > MAX_PUSHED:
             raise BadConfig(f"more than {MAX_PUSHED} objects", remedy="send fewer at once")
         await self._sources.look_again(row.path, paths_below(row.source.url, call.objects))

@@ -38,6 +38,7 @@ from cachefs.core.errors import BadConfig, InUse, NotFound, ProtocolError, Throt
 from cachefs.core.messages import Done
 from cachefs.core.placement import Member, View
 from master.state.member_record import Kept, Record
+from master.state.twin import Twin
 
 TICK_S: Final = 1.0
 ABSENT_AFTER_S: Final = 3.0  # after a tick that late, this process was suspended, not the workers
@@ -79,7 +80,10 @@ class Outcome(msgspec.Struct, frozen=True):
 class _Member:
     """One worker as the master knows it."""
 
-    __slots__ = ("beat", "drained_from", "draining", "info", "lost", "seen_at", "told")
+    __slots__ = (
+        *("beat", "drained_from", "draining", "info", "is_recorded"),
+        *("lost", "seen_at", "told", "twin"),
+    )
 
     def __init__(self, info: Register, now: float) -> None:
         self.info = info
@@ -89,6 +93,8 @@ class _Member:
         self.drained_from = 0  # the epoch that took its blocks away
         self.lost = False
         self.told = -1  # version of the last view sent to it
+        self.is_recorded = False  # True until it is heard: its address may be an earlier one
+        self.twin = Twin()
 
     @property
     def owns(self) -> bool:
@@ -177,7 +183,10 @@ class Membership:
         worker = self._workers.get(event.worker)
         if worker is None or worker.lost:
             return Outcome(Beaten(known=False))
+        if event.url and event.url != worker.info.url:
+            return self._heartbeat_elsewhere(worker, event, now)
         self._heard(now)
+        worker.is_recorded = False
         worker.seen_at = now
         worker.beat = event
         set_back = self._is_behind(event.epoch)
@@ -189,6 +198,17 @@ class Membership:
         if view is not None:
             worker.told = self._version
         return Outcome(Beaten(view, True, worker.draining), changed, changed, set_back=set_back)
+
+    def _heartbeat_elsewhere(self, worker: _Member, event: Heartbeat, now: float) -> Outcome:
+        """Answers a process that has the id of a worker at another address. If the address is from
+        the record of an earlier master, the process registers again. Else it is a twin: it gets the
+        views, so that it fills no block by an old one, and is no sign of life of the worker."""
+        if worker.is_recorded:
+            return Outcome(Beaten(known=False))
+        shown = f"{_shown(worker.info)} has a twin at {_address(event.url)}: one has a copied tier"
+        notes = (shown,) if worker.twin.hear(event.url, now) else ()
+        view = self._view if self._needs_view(worker, event) else None
+        return Outcome(Beaten(view, True, worker.draining), notes=notes)
 
     def _needs_view(self, worker: _Member, beat: Heartbeat) -> bool:
         if beat.epoch != self._epoch:
@@ -311,7 +331,11 @@ class Membership:
     def rows(self, now: float) -> list[WorkerRow]:
         """Returns the rows of all workers, by host and URL."""
         workers = sorted(self._workers.values(), key=lambda w: (w.info.host, w.info.url))
-        return [_row(worker, self._state(worker), now) for worker in workers]
+        return [self._row(worker, now) for worker in workers]
+
+    def _row(self, worker: _Member, now: float) -> WorkerRow:
+        twin_url = worker.twin.url_now(now, self._lost_after_s)
+        return _row(worker, self._state(worker), now, twin_url)
 
     def counts(self) -> dict[str, int]:
         """Returns the number of workers in every state, zeros included."""
@@ -405,6 +429,7 @@ def _revived(kept: Kept, now: float) -> _Member:
     info = Register(kept.id, kept.url, kept.weight, kept.host, kept.capacity_bytes, kept.version)
     worker = _Member(info, now)
     worker.draining, worker.drained_from, worker.lost = kept.draining, kept.drained_from, kept.lost
+    worker.is_recorded = True
     return worker
 
 
@@ -423,7 +448,7 @@ def _kept(worker: _Member) -> Kept:
     )
 
 
-def _row(worker: _Member, state: State, now: float) -> WorkerRow:
+def _row(worker: _Member, state: State, now: float, twin_url: str) -> WorkerRow:
     info, beat = worker.info, worker.beat
     return WorkerRow(
         info.worker,
@@ -438,6 +463,7 @@ def _row(worker: _Member, state: State, now: float) -> WorkerRow:
         round(max(0.0, now - worker.seen_at), 3),
         info.version,
         beat.facts,
+        twin_url,
     )
 
 

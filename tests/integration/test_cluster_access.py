@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import http.client
 import math
 import re
@@ -12,6 +13,7 @@ import resource
 import socket
 import stat
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -458,6 +460,25 @@ def test_only_names_of_this_machine_and_msgpack(server: Server, tmp_path: Path) 
             for host in ("localhost", f"127.0.0.1:{port}", f"[::1]:{port}"):
                 assert await status(port, "POST /v1/call", host, "application/msgpack") != 415
                 assert await status(port, "GET /healthz", host, "text/plain") == 200
+
+    run(work())
+
+
+@SERVERS
+def test_no_body_is_decompressed(server: Server, tmp_path: Path) -> None:
+    """A stranger's body of 260 KB would be 256 MB, and half a second of the event loop."""
+    call = c.Greeting() if server is a_master else c.WorkerStatus()
+
+    async def status(port: int, coding: str, body: bytes) -> int:
+        head = "POST /v1/call HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
+        head += f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return int((await first_line(port, head.encode() + body)).split()[1])
+
+    async def work() -> None:
+        async with server(tmp_path) as port:
+            assert await status(port, "identity", c.encode(call)) == 200
+            assert await status(port, "gzip", gzip.compress(c.encode(call))) == 400
+            assert await status(port, "deflate", zlib.compress(c.encode(call))) == 400
 
     run(work())
 

@@ -4,11 +4,15 @@ here, too."""
 
 from __future__ import annotations
 
+import errno
+import gzip
 import io
 import os
+import pickle
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,17 @@ def parquet(seed: int, rows: int = ROWS) -> bytes:
     return sink.getvalue()
 
 
+def shard() -> bytes:
+    """Two samples of a data set in tar files."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as tar:
+        for name in ("a.txt", "b.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 6
+            tar.addfile(member, io.BytesIO(b"a text"))
+    return sink.getvalue()
+
+
 @pytest.fixture
 def files() -> dict[str, bytes]:
     return {
@@ -54,6 +69,8 @@ def files() -> dict[str, bytes]:
         "lines.jsonl": b'{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n',
         "plain/x.bin": body(5, 300_000),
         "plain/y.bin": body(6, 10),
+        "notes.csv.gz": gzip.compress(b"name,value\none,1\ntwo,2\n"),
+        "shard-0.tar": shard(),
     }
 
 
@@ -127,6 +144,61 @@ def test_fsspec_copies_a_folder(
     assert (tmp_path / "copy" / "x.bin").read_bytes() == files["plain/x.bin"]
 
 
+def test_lines_of_a_file(mounted: Path, options: dict[str, Any], files: dict[str, bytes]) -> None:
+    """By iteration, and with the limits that files of Python have."""
+    name, lines = f"{mounted}/notes.csv", files["notes.csv"].splitlines(keepends=True)
+    system = fsspec.filesystem("cachefs", **options)
+    with system.open(name) as file:
+        assert [*file] == lines
+        assert file.readline() == b""
+        file.seek(3)
+        native = io.BytesIO(files["notes.csv"])
+        native.seek(3)
+        for size in (0, 1, None, 2, 100, -1, 5):
+            assert file.readline(size) == native.readline(size)
+            assert file.tell() == native.tell()
+    with system.open(f"{mounted}/tables/wide.parquet") as file:
+        whole = files["tables/wide.parquet"]
+        assert b"".join(file) == whole
+    with pytest.raises(io.UnsupportedOperation, match="read-only"), system.open(name) as file:
+        file.write(b"x")
+
+
+def test_a_pickled_file_is_the_same_version(
+    node: Node, mounted: Path, options: dict[str, Any], files: dict[str, bytes], bucket: Bucket
+) -> None:
+    """[S-library-bytes] Otherwise the process that gets it gets ESTALE."""
+    name, data = f"{mounted}/plain/x.bin", files["plain/x.bin"]
+    with fsspec.filesystem("cachefs", **options).open(name) as file:
+        file.seek(7)
+        sent = pickle.dumps(file)
+        with pickle.loads(sent) as copy:
+            assert copy.read(100) == data[7:107]
+            assert (copy.name, file.tell()) == (file.name, 7)
+    bucket.put("plain/x.bin", data[::-1])
+    node.ok("sync", mounted / "plain")
+    with pytest.raises(OSError, match="replaced") as caught:
+        pickle.loads(sent)
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_options_of_other_file_systems(mounted: Path, options: dict[str, Any]) -> None:
+    """Those of buffers and of HTTP have no effect, those of origins are refused."""
+    http = {"requote_redirect_url": False, "trust_env": True}
+    system = fsspec.filesystem("cachefs", block_size=0, client_kwargs=http, **options)
+    assert system.exists(f"{mounted}/notes.csv")
+    for name, value, remedy in (
+        ("anon", True, "anonymous=True"),
+        ("key", "k", "aws_profile="),
+        ("client_kwargs", {"endpoint_url": "http://127.0.0.1:1"}, "endpoint_url="),
+    ):
+        with pytest.raises(OSError, match=remedy) as caught:
+            fsspec.filesystem("cachefs+s3", **{name: value})
+        assert caught.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match=r"name a bucket: cachefs\+s3://BUCKET/path"):
+        fsspec.filesystem("cachefs+s3").ls("")
+
+
 # ---- pandas, pyarrow, datasets -------------------------------------------------------------------
 
 
@@ -185,6 +257,22 @@ def test_hugging_face_datasets(
         storage_options=options,
     )
     assert [row["text"] for row in streamed] == ["a", "b"]
+    packed = datasets.load_dataset(
+        "csv",
+        data_files=url_of(mounted, "notes.csv.gz"),
+        split="train",
+        streaming=True,
+        storage_options=options,
+    )
+    assert [row["name"] for row in packed] == ["one", "two"]
+    shards = datasets.load_dataset(
+        "webdataset",
+        data_files=url_of(mounted, "shard-*.tar"),
+        split="train",
+        streaming=True,
+        storage_options=options,
+    )
+    assert [row["txt"] for row in shards] == ["a text", "a text"]
 
 
 # ---- without a mount -----------------------------------------------------------------------------

@@ -233,11 +233,29 @@ def test_tokens_and_tls(secured: Machine, tmp_path: Path, origin: Path) -> None:
     assert same(mountpoint / "other", origin, "sub/b")
     rows = secured.json("workers", "--token-file", shared)["workers"]
     assert sorted(one["weight"] > 0 for one in rows) == [False, True]
+    check_that_the_mount_knows_its_master(secured, mountpoint)
     secured.umount(mountpoint)
     wait_until(
         lambda: len(secured.json("workers", "--token-file", shared)["workers"]) == 1,
         "the worker of the mounts leaves with the last one",
     )
+
+
+def check_that_the_mount_knows_its_master(machine: Machine, mountpoint: Path) -> None:
+    """Commands about a mount need neither the flags of its connection nor the settings that named
+    them when it was mounted."""
+    given = {"CACHEFS_MASTER", "CACHEFS_TLS_CA"}
+    environment = {name: text for name, text in machine.environment.items() if name not in given}
+    bare = Machine(machine.name, machine.root, environment)
+    for command in ("status", "health"):
+        found = bare.json(command, mountpoint, codes=(0, 1, 2))
+        problems = found if command == "health" else found["problems"]
+        assert "MASTER_AWAY" not in [one["code"] for one in problems]
+        certificates = [one for one in problems if one["code"] == "CERTIFICATE_EXPIRES"]
+        assert {one["subject"].split()[0] for one in certificates} == {"the", "worker"}
+    assert bare.json("du", mountpoint)[0]["files"]
+    with pytest.raises(ClusterFailed, match="not under a CacheFS mount"):
+        bare.run("du", "/other")
 
 
 def test_a_renewed_certificate_is_presented(tmp_path: Path) -> None:

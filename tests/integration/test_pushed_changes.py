@@ -8,6 +8,7 @@ import contextlib
 import json
 import re
 import statistics
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import MAX_PUSHED
 from cachefs.network import unauthenticated
 from connectors.credential import DIRECTORY_VARIABLE
+from master.push.webhook_secrets import WebhookSecrets
+from master.server.admin import app
 from master.server.admin.routes import MAX_EVENTS_BYTES
 from tests.integration.test_admin_api import ALL, TOKENS, Api, api
 from tests.services.cluster import Cluster
@@ -125,6 +128,42 @@ async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secre
     if found := re.search(rb"Content-Length: (\d+)", reply):
         await reader.readexactly(int(found[1]))
     return int(reply.split()[1])
+
+
+def test_senders_without_the_secret_take_no_place_of_other_requests(
+    tmp_path: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused before their body has arrived, and wait for nothing that others need."""
+    may_end, check = threading.Event(), WebhookSecrets.check
+
+    def check_later(*arguments: Any) -> None:
+        may_end.wait(LIMIT_S)
+        check(*arguments)
+
+    head = b"POST /api/v1%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Authorization: Bearer wrong-\xff\r\nContent-Length: 1000\r\n\r\n{"
+    monkeypatch.setattr(app, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(app, "MOST_STRANGERS", 3)
+    monkeypatch.setattr(WebhookSecrets, "check", check_later)
+
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+            opened = [await asyncio.open_connection("127.0.0.1", it.cluster.port) for _ in range(4)]
+            for _, writer in opened:
+                writer.write(head % EVENTS.encode())
+            async with asyncio.timeout(LIMIT_S / 4):
+                lines = [asyncio.ensure_future(reader.readline()) for reader, _ in opened]
+                await asyncio.wait(lines, return_when=asyncio.FIRST_COMPLETED)
+                assert (await it("GET", "/status", None, ALL))[0] == 200
+                may_end.set()
+                found = sorted([(await line).split()[1] for line in lines])
+            assert found == [b"403", b"403", b"403", b"429"]
+            assert (await it("GET", "/status", None, ALL))[0] == 200
+            for _, writer in opened:
+                writer.close()
+
+    run(work())
 
 
 def test_what_senders_may_not_send(tmp_path: Path, secrets: Path) -> None:

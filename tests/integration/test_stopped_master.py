@@ -79,6 +79,8 @@ def test_commands_answer_beside_a_stopped_master(cluster: Cluster, mountpoint: P
         "location": ["location", f"{below}/a"],
         "policy": ["policy", "show", f"{below}/a"],
         "workers": ["workers", "--master", cluster.master.url],
+        "load": ["load", str(mountpoint)],
+        "sync": ["sync", str(mountpoint)],
         "health of the cluster": ["health", cluster.path("")],
     }
     ran = run_all(node, known | refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,26 @@ def errors_name_the_file(path: str, home: str, gone: str) -> None:
             batches(loader_of(manifest, workers))
 
 
+def errors_of_decoding_name_the_file(path: str, home: str) -> None:
+    """In the process of the loop, and in what torch prints of loader processes."""
+    manifest = ct.Manifest(path, home=home)
+    names = [os.fsdecode(name) for name in manifest]
+    (bad,) = (name for name in names if number_in(Path(name).read_bytes()) == 3)
+
+    def decode(data: bytes) -> int:
+        if number_in(data) == 3:
+            raise ZeroDivisionError("a broken image")
+        return number_in(data)
+
+    for workers in (0, 2):
+        options: dict[str, Any] = {"num_workers": workers, "batch_size": BATCH}
+        sampler = ct.OrderSampler(manifest, seed=7)
+        with pytest.raises(ZeroDivisionError, match="a broken image") as caught:
+            batches(ct.DataLoader(ct.Files(manifest, decode=decode), sampler=sampler, **options))
+        shown = "".join(traceback.format_exception(caught.value))
+        assert f"while decoding {bad!r}" in shown
+
+
 def an_index_out_of_range_is_an_error_and_loses_nothing(path: str, home: str) -> None:
     """In the process of the loop and in loader processes; the next iteration is whole."""
     manifest = ct.Manifest(path, home=home)
@@ -145,10 +166,11 @@ def wrong_options_are_refused(path: str, home: str) -> None:
         {"shuffle": True},
         {"batch_sampler": []},
         {"in_order": False},
-        {"batch_size": 0},
     ):
         with pytest.raises(BadConfig, match="the sampler decides the order"):
             loader_of(manifest, 0, **options)
+    with pytest.raises(BadConfig, match="a batch has one sample or more"):
+        loader_of(manifest, 0, batch_size=0)
 
 
 def ranks(path: str, home: str, rank: int, rendezvous: str) -> None:

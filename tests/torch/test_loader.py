@@ -48,6 +48,13 @@ def test_errors_name_the_file(torch_host: TorchHost, numbers: Path, tmp_path: Pa
     torch_host.ok(f"{HERE}.errors_name_the_file", path=str(numbers), home=home, gone=gone)
 
 
+def test_errors_of_decoding_name_the_file(
+    torch_host: TorchHost, numbers: Path, tmp_path: Path
+) -> None:
+    function = f"{HERE}.errors_of_decoding_name_the_file"
+    torch_host.ok(function, path=str(numbers), home=str(tmp_path / "no-mount"))
+
+
 def test_ranks_exchange_their_machines(
     torch_host: TorchHost, node: Node, mounted: Path, tmp_path: Path
 ) -> None:

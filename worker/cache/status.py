@@ -18,10 +18,10 @@ from worker.tier.unlinked import UnlinkedOpenFiles
 
 TOLD: Final = (
     "hits", "misses", "hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight",
-    "evicted_bytes", "slow_fills", "quota_used_bytes",
+    "evicted_bytes", "slow_fills", "quota_used_bytes", "origins",
 )  # fmt: skip
 TOLD_PATHS: Final = 16
-_OF_TIER: Final = ("path", "state", "cause", "is_full", "limit_bytes", "used_bytes")
+_OF_TIER: Final = ("path", "kind", "state", "cause", "is_full", "limit_bytes", "used_bytes")
 
 
 def status(
@@ -53,6 +53,7 @@ def status(
         "fill_s": counters.fill_s.status(),
         "refused": counters.refused,
         "paths": context.paths.counts(),
+        "origins": context.origins.rows(context.monotonic()),
         "slow_fills": context.slowest.rows(context.monotonic()),
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,
@@ -71,7 +72,9 @@ def facts(status: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: status[name] for name in TOLD}
     used = sorted(status["paths"].items(), key=lambda one: -sum(one[1].values()))
     found["paths"] = dict(used[:TOLD_PATHS])
-    found["tiers"] = [{name: tier[name] for name in _OF_TIER} for tier in status["tiers"]]
+    found["tiers"] = [
+        {name: tier[name] for name in _OF_TIER if name in tier} for tier in status["tiers"]
+    ]
     return found
 
 

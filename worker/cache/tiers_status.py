@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from cachefs.core.tiers import TierSpec
 
 SHARED: Final = ("admission", "eviction", "memory")  # the same for all
+LISTS: Final = ("tiers", "origins")  # joined
 GAUGES: Final = (
     "limit_bytes",
     "used_bytes",
@@ -17,6 +18,7 @@ GAUGES: Final = (
     "tiers",
     "quota_used_bytes",
     "slow_fills",
+    "origins",
 )
 
 
@@ -37,11 +39,17 @@ def combined(rows: Sequence[Row], past: Mapping[str, Any]) -> dict[str, Any]:
     total: dict[str, Any] = {name: found[0][name] for name in SHARED}
     for status in (*found, past):
         for name, value in status.items():
-            if name not in SHARED and name != "tiers":
+            if name not in SHARED and name not in LISTS:
                 total[name] = _sum(total.get(name), value)
     like = found[0]["tiers"][0]
     total["tiers"] = [tier for row in rows for tier in _tiers(row, like)]
+    total["origins"] = _last_by_url(found)
     return total
+
+
+def _last_by_url(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the origins that fail, each once."""
+    return list({one["url"]: one for status in found for one in status["origins"]}.values())
 
 
 def counted(past: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,21 +16,27 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
+from cachefs.core.errors import (
+    CacheFSError,
+    Interrupted,
+    NoSpace,
+    NotFound,
+    Stale,
+    lacks_descriptors,
+)
 from cachefs.core.pages import range_bytes
 from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
 from worker.fill.downloads import MissingPart
-from worker.fill.fetch import FailedAttempt, Piece, described, path_of
+from worker.fill.fetch import FailedAttempt, Piece, path_of
 from worker.fill.segment import Segment, no_file
 from worker.fill.segment_fills import SegmentFills
 from worker.fill.segments import Segments
 from worker.fill.small.reads import SmallFile
 from worker.fill.source import NotHere, Purpose
-from worker.fill.stalls import SourceStuck, Stalls
+from worker.fill.stalls import Stalls
 from worker.fill.supply import Supply
 from worker.fill.transfer import CallInLoop, DiskFault, Transfer, make_cache_file
-from worker.runtime.process_limits import lacks_descriptors
 from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Admission
@@ -226,9 +232,7 @@ class Filler:
             if not piece.unsettled:
                 error = None  # the fill was given up: no reader waits
             if error is not None and not (piece.whole and isinstance(error, NoSpace)):
-                self._context.counters.errors[error.code] += 1
-                if not isinstance(error, SourceStuck):  # logged once, for all of them
-                    log.warning("%s", described(entry, error))
+                self._stalls.failed(entry, error)
             self._end(piece, error)
 
     def _end(self, piece: Piece, error: CacheFSError | None) -> None:

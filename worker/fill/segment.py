@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.errors import CacheFSError, NoSpace, lacks_descriptors
 from cachefs.core.pages import ByteRange, PageRange
 from worker.fill.transfer import DiskFault
-from worker.runtime.process_limits import lacks_descriptors, too_many_open_files
+from worker.runtime.process_limits import too_many_open_files
 from worker.store.directory import TierDirectory
 from worker.tier.ledger import allocation
 

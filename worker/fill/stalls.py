@@ -18,10 +18,10 @@ import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final
 
-from cachefs.core.errors import Unreachable
+from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
 from connectors.deadline import LEAST_BYTES_PER_S
-from worker.fill.fetch import Piece, path_of
+from worker.fill.fetch import Piece, described, path_of
 from worker.runtime.memory import buffer_bytes
 from worker.stats.by_path import url_of
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from worker.fill.supply import Supply
     from worker.fill.transfer import Transfer
     from worker.tier.context import TierContext
+    from worker.tier.entry import Entry
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class Stalls:
         error = Unreachable("the origin sends nothing, or too slowly", path=path_of(piece.entry))
         transfer.cut(error)
         piece.settle_all(error)
+        self._failed(piece.entry, error)
         key = self._cut[transfer] = _key(piece.entry.origin)
         self._stuck[key] += 1
         if self._stuck[key] == MOST_STUCK:
@@ -122,6 +124,18 @@ class Stalls:
             self._stuck += collections.Counter()  # drops what is zero
             self._count_out()
 
+    def failed(self, entry: Entry, error: CacheFSError) -> None:
+        """Counts and logs the error of a fill."""
+        self._context.counters.errors[error.code] += 1
+        self._failed(entry, error)
+        if not isinstance(error, SourceStuck):  # logged once, for all of them
+            log.warning("%s", described(entry, error))
+
+    def _failed(self, entry: Entry, error: CacheFSError) -> None:
+        context = self._context
+        url = url_of(entry.origin)
+        context.origins.failed(url, error, context.monotonic(), context.wall())
+
     def _count(self, transfer: Transfer, piece: Piece) -> None:
         counters = self._context.counters
         moved = transfer.peer_bytes or transfer.tier_bytes
@@ -129,6 +143,8 @@ class Stalls:
         counters.tier_bytes += transfer.tier_bytes
         counters.origin_bytes += transfer.origin_bytes
         piece.origin_bytes += transfer.origin_bytes
+        if transfer.origin_bytes:
+            self._context.origins.succeeded(url_of(piece.entry.origin))
         counters.peer_bytes += transfer.peer_bytes
         self._context.paths.brought(piece.entry.origin, transfer.origin_bytes, transfer.peer_bytes)
 

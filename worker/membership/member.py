@@ -198,6 +198,7 @@ class Membership:
             used_bytes=now.used_bytes,
             facts=now.facts,
             version=self.current.version,
+            url=self.me.url,
         )
 
     def status(self) -> dict[str, Any]:

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 MAX_CONNECTORS: Final = 1000
 MAX_RETIRED: Final = 16
 MAX_ATTACHED: Final = 1000
-PATIENCE_S: Final = 5.0  # the timeout of an attach if the path was attached before
+PATIENCE_S: Final = 5.0  # the timeout of an attach while the master is down
+LOOK_S: Final = 0.5  # between looks at the master, after that time
 FIND_S: Final = 40.0  # the timeout of a thread that requests a source from the master
 
 OpenConnector = Callable[[UfsSpec, Meter], Connector]
@@ -105,11 +106,26 @@ class ClusterSources:
         path = shown.encode("utf-8", "surrogateescape")
         former = self._attached.get(path)
         if former is None:
-            attached = await self._attach(body.source.url, path)
+            attached = await self._attach_new(body.source.url, path)
         else:
             attached = await self._attach_again(body.source.url, path, former)
         self._attached.put(path, msgspec.structs.replace(attached, warning=""))
         return attached
+
+    async def _attach_new(self, url: str, path: bytes) -> m.Attached:
+        """Attaches a path for the first time. An origin may need all of its deadline; a master that
+        is down gets `PATIENCE_S`, since an operator waits for the mount."""
+        attaching = self._loop.create_task(self._attach(url, path))
+        try:
+            await asyncio.wait([attaching], timeout=PATIENCE_S)
+            while not attaching.done() and not self._master.down:
+                await asyncio.wait([attaching], timeout=LOOK_S)
+            if attaching.done():
+                return attaching.result()
+            cause = f"the master at {self._master.url} gives no answer"
+            raise Unreachable(cause, remedy="is `cachefs master` running there?")
+        finally:
+            attaching.cancel()
 
     async def _attach_again(self, url: str, path: bytes, former: m.Attached) -> m.Attached:
         """Attaches a path again. If the master is down or does not reply within `PATIENCE_S`,

@@ -438,7 +438,7 @@ def _origin(request: web.BaseRequest, content: ContentId, first: int) -> Origin 
         return None
     try:
         origin = _origins.decode(base64.b64decode(header, validate=True))
-    except (ValueError, msgspec.DecodeError) as err:
+    except (ValueError, msgspec.DecodeError, RecursionError) as err:
         raise ProtocolError(f"{c.ORIGIN_HEADER}: {err}") from err
     if first * PAGE_BYTES >= origin.size:
         raise ProtocolError(f"page {first} is beyond the file")

@@ -3,16 +3,14 @@ kernel's files at the start, and descriptors."""
 
 from __future__ import annotations
 
-import errno
 import resource
 from pathlib import Path
 from typing import Final
 
-from cachefs.core.errors import BadConfig, TooManyOpenFiles
+from cachefs.core.errors import BadConfig, TooManyOpenFiles, lacks_descriptors
 
 FEW_DESCRIPTORS: Final = 1024  # 256 reads of small files need two each, and as many for others
 REMEDY: Final = "raise its hard limit (`ulimit -Hn`, LimitNOFILE=) and start it again"
-_LACK: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -61,11 +59,6 @@ def allow_many_descriptors() -> None:
         raise BadConfig(cause, remedy=REMEDY)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def lacks_descriptors(error: BaseException) -> bool:
-    """Returns whether a call failed because no more files may be open: no fault of a disk."""
-    return isinstance(error, OSError) and error.errno in _LACK
 
 
 def too_many_open_files() -> TooManyOpenFiles:

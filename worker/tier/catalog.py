@@ -15,9 +15,9 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
+from cachefs.core.errors import lacks_descriptors
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageMap
-from worker.runtime.process_limits import lacks_descriptors
 from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.holds import Hold
 from worker.store.lookup import LookupResult, lookup_content

@@ -14,6 +14,7 @@ from worker.runtime.tasks import Tasks
 from worker.stats.arrivals import LastPageTimes
 from worker.stats.by_path import PathTally
 from worker.stats.counters import Counters
+from worker.stats.origin_failures import OriginFailures
 from worker.stats.slowest import Slowest
 from worker.tier.config import WorkerConfig
 
@@ -34,6 +35,7 @@ class TierContext:
     arrivals: LastPageTimes = field(default_factory=LastPageTimes)
     counters: Counters = field(default_factory=Counters)
     paths: PathTally = field(default_factory=_new_tally)
+    origins: OriginFailures = field(default_factory=OriginFailures)
     slowest: Slowest = field(default_factory=Slowest)
     tasks: Tasks = field(default_factory=Tasks)
     _metadata_bytes: int = 0  # as counted in `memory`

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
+from cachefs.core.errors import lacks_descriptors
 from worker.runtime.log_backoff import LogBackoff
-from worker.runtime.process_limits import lacks_descriptors
 from worker.runtime.threads import Threads
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
 HANGS: Final = "the disk does not answer"
-BROKEN: Final = "the index cannot be written"
+FAILS: Final = "the disk fails"
+BROKEN: Final = "its index is not reliable: it is used again once the worker is started again"
 LOST: Final = "bytes that were written to the disk are lost"
 
 
@@ -60,6 +61,7 @@ class TierWatch:
         self._prober = Threads("probe", 1, self._disk.wake)
         self._soon = asyncio.Event()
         self._pace = LogBackoff()  # of what is logged about probes that fail
+        self._error = ""  # of the last probe
         self._on_change = on_change
 
     def suspect(self) -> None:
@@ -103,6 +105,8 @@ class TierWatch:
             self._watch.suspect()
         calls = [*self._disk.threads.calls(), *self._disk.outside, *commits]
         broken = self._disk.writer.broken is not None or self._disk.health.lost
+        if broken and not self._disk.health.in_service:
+            self._disk.health.cause = BROKEN
         match self._watch.look(calls, writes, now, for_good=broken):
             case Act.PROBE:
                 self._prober.submit(self._disk.directory.probe, done=self._probed)
@@ -113,17 +117,20 @@ class TierWatch:
                 )
                 self._leave("index", BROKEN)
             case Act.LEAVE:
+                cause = f"{FAILS} ({self._error})" if self._error else HANGS
                 log.error(
-                    "the cache disk does not answer: the cache is out of service, reads go past "
-                    "it; it is used again once it answers"
+                    "the cache is out of service, reads go past it: %s; it is used again once the "
+                    "cache disk answers",
+                    cause,
                 )
-                self._leave()
+                self._leave(cause=cause)
             case Act.RETURN:
                 self._return()
 
     def _probed(self, right: object, error: BaseException | None) -> None:
         now = self._context.monotonic()
         answered = error is None and right is True
+        self._error = (error.strerror or str(error)) if isinstance(error, OSError) else ""
         if isinstance(error, OSError):
             # It answers, though it takes nothing; or it was not asked.
             answered = is_full(error) or lacks_descriptors(error)

@@ -20,8 +20,8 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Invalidate, ViewTable
 from cachefs.core.model import Kind, NamespaceId
-from cachefs.core.policies import Policy, normal, shown
-from cachefs.core.services import MetadataService, PolicyService, PositionedEvents
+from cachefs.core.policies import normal, shown
+from cachefs.core.services import MetadataService, PositionedEvents
 from cachefs.core.units import format_size
 from worker.runtime.tasks import Tasks, within
 from worker.store.view_records import ViewRecord
@@ -29,6 +29,7 @@ from worker.views.automatic import AutomaticViews
 from worker.views.build import Built, ViewPass
 from worker.views.choice import is_at_or_below, is_below, is_near
 from worker.views.namespace_events import NamespaceEvents, PositionedService
+from worker.views.pins import ViewPins
 from worker.views.tier_guard import TierGuard
 from worker.views.tree_mounts import TreeMounts
 from worker.views.view import RESUME_S, View, new_number
@@ -80,6 +81,7 @@ class Views:
         self._reports: list[_Report] = []  # of covers, which arrived before the views were found
         self._tasks = Tasks()
         self._freezing = asyncio.Lock()
+        self._pins = ViewPins()
         self._past: dict[str, Any] = {"covers": 0, "covered_s": 0.0, "uncovers": {}}
         self.automatic = AutomaticViews(cache, self, service)
         self._tasks.start(self.automatic.run())
@@ -322,7 +324,7 @@ class Views:
         if len(self._of(namespace)) - len(near) >= MOST_VIEWS:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
         tier = await self._tier_for(service, path)
-        pinned = await _pin(service, path)
+        pinned = await self._pins.pin(service, path)
         for view in near:
             pinned = view.record.pinned or pinned
             await self._thaw(view)
@@ -393,6 +395,8 @@ class Views:
         path = normal(path)
         async with self._freezing:
             found = [view for view in self._of(namespace) if view.path == path]
+            if not found and await self._pins.release(self._service(namespace), path):
+                return
             if not found:
                 above = [view for view in self._of(namespace) if is_at_or_below(path, view.path)]
                 remedy = f"thaw {shown(above[0].path)}, which is above it" if above else ""
@@ -405,7 +409,7 @@ class Views:
                 )
             await self._thaw(found[0])
             if found[0].record.pinned:
-                await _unpin(self._service(namespace), path)
+                await self._pins.unpin(self._service(namespace), path)
 
     async def _thaw(self, view: View) -> None:
         run = self._runs.pop(view, None)
@@ -450,18 +454,3 @@ def _summed(total: dict[str, Any], view: View) -> dict[str, Any]:
         "covered_s": total["covered_s"] + view.covered_s(),
         "uncovers": uncovers,
     }
-
-
-async def _pin(service: MetadataService, path: bytes) -> bool:
-    """Pins a path; returns False if it was pinned."""
-    if not isinstance(service, PolicyService):
-        return False
-    if (await service.policies_at(path)).policy.pin:
-        return False
-    await service.set_policy(path, Policy(pin=True), ())
-    return True
-
-
-async def _unpin(service: MetadataService, path: bytes) -> None:
-    if isinstance(service, PolicyService):
-        await service.set_policy(path, Policy(), ("pin",))

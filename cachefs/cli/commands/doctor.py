@@ -32,6 +32,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, Severity, facts_of
 from cachefs.core.install import install_command
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
+from cachefs.core.printable import printable
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
 from cachefs.launcher.cluster import CLUSTER_MODULES
@@ -84,7 +85,7 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
     else:
         for line in output.columns([_row(finding) for finding in findings]):
-            click.echo(output.line_of(line))
+            click.echo(printable(line))
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 

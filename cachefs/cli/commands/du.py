@@ -11,7 +11,6 @@ import msgspec
 from cachefs.cli import clusters, listing, output, settings, view_calls
 from cachefs.cli.paths import InCluster, find, in_cluster
 from cachefs.cli.session import Target, attached
-from cachefs.core.config import Config
 from cachefs.core.model import Kind
 from cachefs.core.units import format_size
 
@@ -97,7 +96,7 @@ def _sum(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
     place = find(path, chosen, settings.state_home(chosen))
     shared = in_cluster(place, chosen)
     if shared is not None:
-        return _sum_everywhere(shared, chosen)
+        return _sum_everywhere(shared)
     assert isinstance(place, Target), "not in a cluster"
     return _sum_here(place)
 
@@ -116,8 +115,8 @@ def _sum_here(target: Target) -> Sum:
     return total
 
 
-def _sum_everywhere(place: InCluster, chosen: Config) -> Sum:
-    with clusters.admin_at(place.url, chosen) as master:
+def _sum_everywhere(place: InCluster) -> Sum:
+    with clusters.admin_at(place.url, place.chosen) as master:
         found = master.usage(place.path)
     return Sum(
         found.files,

@@ -10,7 +10,6 @@ from cachefs.cli import clusters, output, paths, settings
 from cachefs.cli.paths import InCluster
 from cachefs.cli.session import Target, attached
 from cachefs.core import messages as m
-from cachefs.core.config import Config
 from cachefs.core.units import format_size
 
 
@@ -31,7 +30,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     place = paths.find(path, chosen, settings.state_home(chosen))
     shared = paths.in_cluster(place, chosen)
     if shared is not None:
-        freed, silent = _free_everywhere(shared, chosen)
+        freed, silent = _free_everywhere(shared)
     else:
         assert isinstance(place, Target), "not in a cluster"
         freed, silent = _free_here(place), []
@@ -48,10 +47,10 @@ def _free_here(target: Target) -> m.Freed:
         return session.call(m.Free(session.namespace, target.in_namespace), m.Freed)
 
 
-def _free_everywhere(place: InCluster, chosen: Config) -> tuple[m.Freed, list[str]]:
+def _free_everywhere(place: InCluster) -> tuple[m.Freed, list[str]]:
     """Frees on all workers; returns the freed totals and the workers that did not answer. A file
     that several workers have cached counts once for each."""
-    with clusters.admin_at(place.url, chosen) as master:
+    with clusters.admin_at(place.url, place.chosen) as master:
         freed = master.free(place.path)
     return m.Freed(freed.files, freed.bytes, freed.busy_files), freed.silent
 

@@ -13,6 +13,7 @@ from cachefs.cli import output, settings, view_calls
 from cachefs.cli.session import Session, Target
 from cachefs.core import messages as m
 from cachefs.core.messages import ViewStatus
+from cachefs.core.printable import printable
 
 UNCOVERED_S: Final = 15.0  # a mount that takes covers is covered long before
 _COVERABLE: Final = "a mount of root with the transport kernel does, if all users may access it"
@@ -67,7 +68,7 @@ def _freeze(session: Session, target: Target, *, wait: bool) -> ViewStatus:
 
 
 def _reason(view: ViewStatus) -> str:
-    reason = output.line_of(view.reason) or f"its state is {view.state}"
+    reason = printable(view.reason) or f"its state is {view.state}"
     return f"{reason}; {_COVERABLE}" if view.state == view_calls.READY else reason
 
 

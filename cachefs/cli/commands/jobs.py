@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -184,7 +183,8 @@ def show(
 
 
 def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobStatus]:
-    """Returns a job and its place. Raises NotFound; BadConfig if several places have its number."""
+    """Returns a job and its place. Raises NotFound; BadConfig if several places have its number;
+    Unreachable if it may be at a server that does not answer."""
     if where is not None:
         place = finder.find(where)[0]
         return place, look(place, job)
@@ -195,7 +195,11 @@ def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobSta
         except NotFound as err:
             last = err
         except Unreachable as err:
-            print(f"cachefs: warning: {place.where}: {err.cause}", file=sys.stderr)
+            output.warn(f"{place.where}: {err.cause}")
+            finder.silent.append(place.where)
+    if not found and finder.silent:
+        silent = " and ".join(finder.silent)
+        raise Unreachable(f"job {job} may be at {silent}: no answer", remedy="try again later")
     if not found:
         raise last
     if len(found) > 1:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from cachefs.cli import job_progress, output, settings
-from cachefs.cli.job_servers import Finder, MountPlace, Place, insist
+from cachefs.cli.job_servers import START_S, Finder, MountPlace, Place, insist
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
 from cachefs.core.errors import BadConfig, CacheFSError
@@ -161,7 +161,7 @@ def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitte
     key = secrets.token_hex(16)
     whole = JobSpec((*first,), spec.bandwidth_bytes_s, spec.hold_s, spec.verify, spec.priority)
     body = m.SubmitJob(place.namespace, whole, key, more=bool(rest))
-    submitted = insist(lambda: place.call(body, m.JobSubmitted), _say_silent)
+    submitted = insist(lambda: place.call(body, m.JobSubmitted), _say_silent, START_S)
     count = len(first)
     for number, part in enumerate(rest, 1):
         last = number == len(rest)

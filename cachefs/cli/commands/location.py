@@ -34,7 +34,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs location cachefs://master:19998/imagenet
     """
     chosen = settings.load_settings(flags, config_file)
-    url, inside = find_in_cluster(path, chosen, settings.state_home(chosen))
+    url, inside, chosen = find_in_cluster(path, chosen, settings.state_home(chosen))
     with clusters.admin_at(url, chosen) as master:
         places = Places(master, inside)
         _print_json(places.rows()) if as_json else _print(places)

@@ -16,6 +16,7 @@ from cachefs.cli import output, settings
 from cachefs.cli.session import find_target
 from cachefs.core.addresses import is_cluster
 from cachefs.core.errors import NotFound
+from cachefs.core.printable import printable
 from cachefs.launcher.state import LOG_NAME, MountRecord, StateHome, mount_id
 
 SERVER_LOG: Final = "server.log"
@@ -59,7 +60,7 @@ def command(
 
 
 def _shown(name: str, line: str) -> str:
-    return f"{name}: {output.line_of(line.expandtabs())}"
+    return f"{name}: {printable(line.expandtabs())}"
 
 
 def files_of(record: MountRecord) -> dict[str, Path]:

@@ -43,7 +43,7 @@ def command(
     err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
     started = start_master(spec, Path(err_log) if background else None)
     if started.warning:
-        print(f"cachefs: warning: {started.warning}", file=sys.stderr)
+        output.warn(started.warning)
     if as_json:
         output.print_json_line({"url": started.url, "pid": started.pid, "store": spec.store_dir})
     else:

@@ -20,10 +20,11 @@ from cachefs.core.addresses import is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
 from cachefs.core.mountinfo import read_mounts
-from cachefs.core.specs import ClientSpec, Started
+from cachefs.core.specs import ClientSpec, MasterAccess, Started
 from cachefs.fuse import mount_flags
 from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
+from cachefs.launcher.directories import check_own
 from cachefs.launcher.processes import Server, Watch
 
 STOP_WAIT_S: Final = 15.0
@@ -124,7 +125,7 @@ def perform(
     front = Foreground(request.client, started.pid) if foreground else None
     for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
         if warning:
-            print(f"cachefs: warning: {warning}", file=sys.stderr)
+            output.warn(warning)
     _say_ready(request, server, started, as_json)
     return front.stay() if front is not None else 0
 
@@ -152,6 +153,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         chosen.text("transport"), chosen.text("passthrough"), transport.Machine.here()
     )
     home = settings.state_home(chosen)
+    check_own(home.path, trust=clusters.trusts(chosen))
     path = mountpoint.prepare(where, home)
     in_cluster = is_cluster(ufs.url)
     _check_sockets(chosen, in_cluster)
@@ -181,6 +183,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         node=clusters.mounts_node(ufs.url, home, chosen, foreground) if starts_worker else None,
         worker_wait_s=chosen.seconds("worker_wait") if worker_socket else 0.0,
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
+        master_access=clusters.access(chosen) if in_cluster else MasterAccess(),
     )
     return Request(client)
 

@@ -75,7 +75,7 @@ def _used(at: PolicyTarget, chosen: Config) -> dict[bytes, int]:
         return {where: used for where, _, used in at.server.quotas(at.path)}
     url = at.session.record.source.url
     if is_cluster(url):
-        master, _ = clusters.admin_of(url, chosen)
+        master, _ = clusters.admin_of(url, clusters.of_mount(at.session.record, chosen))
         with master:
             return {where: used for where, _, used in master.quotas(at.path)}
     cache = at.session.call(m.Status(), m.StatusReply).status["cache"]

@@ -22,8 +22,13 @@ from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.core.mountinfo import Mount, read_mounts
+from cachefs.core.printable import printable
 from cachefs.launcher.state import MountRecord, StateHome
 
+_OF_WORKER: Final = (
+    *("id", "url", "host", "state", "version"),
+    *("weight", "capacity_bytes", "used_bytes", "seen_s"),
+)
 # Reading a document of another user's process may raise these: its fields are of any type.
 _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
@@ -89,8 +94,7 @@ def _no_answer(url: str, cause: str, problems: list[HealthProblem]) -> dict[str,
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
-    names = ("id", "url", "host", "state", "weight", "capacity_bytes", "used_bytes", "seen_s")
-    return {name: getattr(row, name) for name in names} | row.facts
+    return {name: getattr(row, name) for name in _OF_WORKER} | row.facts
 
 
 # ---- mounts --------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
         if i:
             click.echo()
         for line in view(tree):
-            click.echo(output.line_of(line))
+            click.echo(printable(line))
 
 
 def view(tree: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.job_servers import Finder, Place, insist
+from cachefs.cli.job_servers import START_S, Finder, Place, insist
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.syncs import Change, ChangeKind, SyncStatus
@@ -55,7 +55,7 @@ def command(
     with Finder(flags, config_file) as finder:
         place, inside = finder.find(path)
         call = m.StartSync(place.namespace, inside.strip(b"/"), recursive, dry_run)
-        started = insist(lambda: place.call(call, m.SyncReply), _say_silent)
+        started = insist(lambda: place.call(call, m.SyncReply), _say_silent, START_S)
         view = make_view(place, as_json)
         try:
             ended = follow(place, started, view)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ def command(
         return
     click.echo(f"OK, {shown} is unmounted")
     if note:
-        print(f"cachefs: warning: {note}", file=sys.stderr)
+        output.warn(note)
 
 
 def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:

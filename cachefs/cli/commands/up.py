@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import click
@@ -51,7 +50,7 @@ def command(
     )
     cluster, warnings = up.run(workers or 0)
     for warning in warnings:
-        print(f"cachefs: warning: {warning}", file=sys.stderr)
+        output.warn(warning)
     if as_json:
         return output.print_json(document(cluster) | {"warnings": warnings})
     for line in output.columns([[p.name, p.url, f"pid {p.pid}"] for p in cluster.processes]):

@@ -11,6 +11,7 @@ from cachefs.cli import output, settings, view_calls
 from cachefs.cli.owners import all_records
 from cachefs.cli.session import Target, attached
 from cachefs.core.mountinfo import read_mounts
+from cachefs.core.printable import printable
 from cachefs.core.units import format_size
 
 _HEAD = ["path", "state", "since", "files", "size", "mounts", "by", "reason"]
@@ -53,7 +54,7 @@ def command(
             format_size(view.size_bytes),
             str(view.covers),
             f"view={view.policy}" if view.policy else "freeze",
-            output.line_of(view.reason),
+            printable(view.reason),
         ]
         for view, target in found
     ]

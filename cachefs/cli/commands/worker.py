@@ -40,7 +40,7 @@ def command(
     with output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this"):
         started = start_worker(spec, background=background)
     if started.warning:
-        print(f"cachefs: warning: {started.warning}", file=sys.stderr)
+        output.warn(started.warning)
     if as_json:
         output.print_json_line({"url": started.url, "pid": started.pid, "master": spec.master})
     else:

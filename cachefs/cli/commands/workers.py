@@ -19,7 +19,9 @@ from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.units import format_duration, format_size
 
 POLL_S: Final = 0.5
-_HEAD: Final = ["WORKER", "ADDRESS", "HOST", "STATE", "WEIGHT", "USED", "CAPACITY", "SEEN"]
+_NUMBERS: Final = ("WEIGHT", "USED", "CAPACITY", "SEEN")  # aligned to the right
+_HEAD: Final = ["WORKER", "ADDRESS", "HOST", "STATE", "TIERS", *_NUMBERS, "VERSION"]
+_RIGHT: Final = tuple(map(_HEAD.index, _NUMBERS))
 
 
 @click.group("workers", invoke_without_command=True)
@@ -30,15 +32,33 @@ _HEAD: Final = ["WORKER", "ADDRESS", "HOST", "STATE", "WEIGHT", "USED", "CAPACIT
 def command(
     ctx: click.Context, /, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """List the workers of a cluster: state, weight, used and total space.
+    """List the workers of a cluster, as `cachefs workers ls` does; drain and remove them.
 
     \b
-    cachefs workers
+    cachefs workers ls
     cachefs workers drain node3 --wait     # hand its data over before you stop it
     cachefs workers remove 3f2a            # a worker whose process has ended
     """
-    if ctx.invoked_subcommand is not None:
-        return
+    if ctx.invoked_subcommand is None:
+        _list(as_json, config_file, flags)
+    elif as_json:
+        raise click.UsageError("write --json after the command's name", ctx)
+
+
+@command.command("ls")
+@settings.setting_flags("workers")
+@output.json_flag
+@output.debug_flag
+def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+    """List the workers of a cluster: state, tiers, weight, used and total space, version.
+
+    \b
+    cachefs workers ls --json
+    """
+    _list(as_json, config_file, flags)
+
+
+def _list(as_json: bool, config_file: str | None, flags: dict[str, Any]) -> None:
     with _master(settings.load_settings(flags, config_file)) as master:
         table = master.call(c.ListWorkers(), c.WorkerTable)
     if as_json:
@@ -55,7 +75,7 @@ def lines(table: c.WorkerTable) -> list[str]:
     moving = ", data is moving to its new places" if view.before else ""
     owning = f"{len(view.members)} worker{'s' * (len(view.members) != 1)} owning data"
     return [
-        *output.columns([_HEAD, *(_row(row) for row in table.rows)], right=(4, 5, 6, 7)),
+        *output.columns([_HEAD, *(_row(row) for row in table.rows)], right=_RIGHT),
         f"epoch {view.epoch}: {owning}{moving}",
     ]
 
@@ -72,11 +92,22 @@ def _row(row: c.WorkerRow) -> list[str]:
         address_of(row.url),
         row.host or "-",
         row.state,
+        _tiers(row.facts.get("tiers", [])),
         f"{row.weight:g}",
         format_size(row.used_bytes),
         format_size(row.capacity_bytes),
         format_duration(row.seen_s),
+        row.version or "-",
     ]
+
+
+def _tiers(tiers: list[dict[str, Any]]) -> str:
+    """Returns the kinds of a worker's tiers, with the state of each that does not work."""
+    shown = (
+        tier.get("kind", "tier") + ("" if tier["state"] == "normal" else f" {tier['state']}")
+        for tier in tiers
+    )
+    return ", ".join(shown) or "-"
 
 
 @command.command("drain")

@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from cachefs.core.errors import lacks_descriptors
+
 _MAX_BYTES: Final = 1 << 20
 
 
@@ -40,11 +42,14 @@ class CoverRecords:
         self._path = path
 
     def read(self) -> list[RecordedCover]:
-        """Returns the records, none if there is no readable file."""
+        """Returns the records, none if there is no readable file. Raises OSError if this process
+        may open no more files: covers without a record are removed."""
         try:
             with open(self._path, "rb", opener=_open_own) as file:
                 return _decode(file.read(_MAX_BYTES))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError) as err:
+            if lacks_descriptors(err):
+                raise
             return []
 
     def put(self, record: RecordedCover) -> None:

@@ -180,12 +180,23 @@ class Covers:
     # ---- covers that others remove ----
 
     async def _watch(self) -> None:
+        is_due = False
         with MountChanges() as changes:
             while True:
                 await trio.sleep(WATCH_S)
-                if changes.seen() or self._missing or self._touches:
+                if changes.seen() or is_due or self._missing or self._touches:
                     async with self._lock:
-                        await self._look()
+                        is_due = not await self._looked(is_again=is_due)
+
+    async def _looked(self, *, is_again: bool) -> bool:
+        """Looks, and returns whether that was possible. Logs the first failure."""
+        try:
+            await self._look()
+        except OSError as err:
+            level = logging.DEBUG if is_again else logging.WARNING
+            log.log(level, "the covers cannot be compared with the table of mounts: %s", err)
+            return False
+        return True
 
     async def _look(self) -> None:
         if self._touches:

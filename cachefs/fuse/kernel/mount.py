@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.core.errors import CannotMount
-from cachefs.core.mountinfo import FSTYPE
+from cachefs.core.mountinfo import FSTYPE, read_mounts
 from cachefs.core.specs import ClientSpec
 from cachefs.fuse import mount_flags, mounting
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
+from cachefs.fuse.kernel.stack_depth import cache_directories, stack_depth
 
 DEVICE: Final = "/dev/fuse"
 INIT_DEADLINE_S: Final = 10.0
@@ -120,6 +121,7 @@ def answer_init(fd: int, spec: ClientSpec) -> Negotiated:
         request,
         may_passthrough=why_no_passthrough(spec),
         pages_limit=_pages_limit(),
+        stack_depth=stack_depth(cache_directories(spec), read_mounts()),
         default_permissions=spec.default_permissions,
     )
     os.write(fd, reply)

@@ -12,13 +12,13 @@ import msgspec
 from cachefs.core.errors import Unsupported
 from cachefs.fuse.kernel import codec
 from cachefs.fuse.kernel.codec import Init
+from cachefs.fuse.kernel.stack_depth import ON_STACKED
 from cachefs.fuse.mounting import CONGESTED, MAX_BACKGROUND
 
 OUR_MINOR: Final = 41
 MIN_MINOR: Final = 31  # Linux 5.4: MAX_PAGES, CACHE_SYMLINKS
 PAGE_BYTES: Final = 4096
 MAX_PAGES: Final = 128  # of one request: fits into a pipe (`splice`); more is slower
-STACK_DEPTH: Final = 2  # the backing file may be on overlayfs
 TIME_GRANULARITY_NS: Final = 1
 _WANTED: Final = (
     Init.ASYNC_READ
@@ -58,11 +58,13 @@ def negotiate(
     *,
     may_passthrough: str,
     pages_limit: int,
+    stack_depth: int = ON_STACKED,
     default_permissions: bool = False,
 ) -> tuple[Negotiated, bytes]:
     """Returns the values and the reply to INIT. `may_passthrough` is "" when passthrough may be
-    used, else why not; `pages_limit` is fs.fuse.max_pages_limit. `default_permissions`: the kernel
-    checks permissions, so it can also map owners for pods with user namespaces (idmapped mounts).
+    used, else why not; `pages_limit` is fs.fuse.max_pages_limit. `stack_depth`: see the module of
+    this name. `default_permissions`: the kernel checks permissions, so it can also map owners for
+    pods with user namespaces (idmapped mounts).
 
     Raises ProtocolError for a malformed request, Unsupported for a kernel that is too old.
     """
@@ -90,10 +92,11 @@ def negotiate(
         resend=bool(flags & Init.HAS_RESEND),
         why_not=why_not,
     )
-    return values, _reply(header.unique, values, asked.max_readahead)
+    depth = stack_depth if values.passthrough else 0
+    return values, _reply(header.unique, values, asked.max_readahead, depth)
 
 
-def _reply(unique: int, values: Negotiated, max_readahead: int) -> bytes:
+def _reply(unique: int, values: Negotiated, max_readahead: int, stack_depth: int) -> bytes:
     body = codec.INIT_OUT.pack(
         codec.MAJOR,
         values.minor,
@@ -106,7 +109,7 @@ def _reply(unique: int, values: Negotiated, max_readahead: int) -> bytes:
         values.max_pages,
         0,
         values.flags >> 32,
-        STACK_DEPTH if values.passthrough else 0,
+        stack_depth,
         0,
     )
     return codec.data_header(unique, len(body)) + body

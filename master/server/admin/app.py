@@ -8,12 +8,15 @@ name this machine as the host: another site may resolve its name to loopback (DN
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
 import re
 import struct
 import urllib.parse
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +41,7 @@ from master.server.http import Answer, read_body, status_of
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS: Final = 128  # in flight; some wait seconds for all workers
+MOST_STRANGERS: Final = 32  # whose secret is compared
 STORE: Final = Caller("a store", may_write=False, may_join=False)  # with no right
 _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -82,14 +86,11 @@ class AdminApp:
         self._on_loopback = on_loopback
         self._on_failure = on_failure
         self._accepted = accepted
-        self._in_flight = 0
+        self._in_flight: Counter[str] = Counter()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Returns the reply to a request; never raises."""
-        self._in_flight += 1
         try:
-            if self._in_flight > MOST_REQUESTS:
-                raise Throttled(f"{MOST_REQUESTS} requests are under way", remedy="ask again")
             return await self._answer(request)
         except Refused as err:
             return self._problem(err, err.status, err.headers)
@@ -100,8 +101,17 @@ class AdminApp:
         except Exception as err:  # the caller gets a reply in any case
             log.error("a request failed", exc_info=err)
             return self._problem(CacheFSError(f"internal error: {type(err).__name__}"), 500)
+
+    @contextlib.contextmanager
+    def _counted(self, kind: str, most: int) -> Iterator[None]:
+        """Counts a request of a kind in flight. Raises Throttled for more than `most`."""
+        if self._in_flight[kind] >= most:
+            raise Throttled(f"{most} requests are under way", remedy="ask again")
+        self._in_flight[kind] += 1
+        try:
+            yield
         finally:
-            self._in_flight -= 1
+            self._in_flight[kind] -= 1
 
     def _problem(
         self, err: CacheFSError, status: int, headers: dict[str, str] | None = None
@@ -121,9 +131,17 @@ class AdminApp:
         if request.rel_url.raw_path == a.OPENAPI_PATH and request.method in ("GET", "HEAD"):
             return _json(openapi.text(), 200)  # the same for every cluster: needs no token
         asked = _question(request)
-        has_secret = asked.route.has_secret
-        caller = STORE if has_secret else self._caller(request)
-        data = await self._body(request, asked.route.max_body_bytes)
+        at = await self._admitted(request, asked)
+        with self._counted("admitted", MOST_REQUESTS):
+            data = await self._body(request, asked.route.max_body_bytes)
+            at = dataclasses.replace(at, body=_decoded(data, asked.route))
+            return _reply(await asked.route.handler(at))
+
+    async def _admitted(self, request: web.BaseRequest, asked: Question) -> At:
+        """Returns the request without its body, which is read for a caller with a right only.
+        Strangers have their own limit, and take no place of others."""
+        admit = asked.route.admit
+        caller = STORE if admit is not None else self._caller(request)
         query = _query(request, asked.route)
         backends = self._backends()
         at = At(
@@ -132,14 +150,15 @@ class AdminApp:
             caller,
             _params(asked),
             query,
-            _decoded(data, asked.route),
+            None,
             _key(request),
-            token_of(request.headers.get(HEADER)) if has_secret else "",
+            token_of(request.headers.get(HEADER)) if admit is not None else "",
         )
-        reply = await asked.route.handler(at)
-        if has_secret:
+        if admit is not None:
+            with self._counted("stranger", MOST_STRANGERS):
+                await admit(at)
             self._accepted(request.protocol)
-        return _reply(reply)
+        return at
 
     def _check_host(self, request: web.BaseRequest) -> None:
         if self._on_loopback and not is_loopback_name(request.headers.get("Host", "")):

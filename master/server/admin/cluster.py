@@ -52,13 +52,21 @@ async def change_source(at: At) -> Source:
     return Source.of((await at.ask(call, c.UfsChanged)).row)
 
 
+async def admit_events(at: At) -> None:
+    """Raises AccessDenied unless the sender knows the secret of the source."""
+    await at.ask(_pushed(at, [], only_secret=True), m.Done)
+
+
 async def push_events(at: At) -> Reply:
     """Takes events of the source at a path. Stores cannot present a token of the cluster: the
     source's secret stands in the URL, or in the header of a token."""
-    events = objects(at.body)
-    call = c.PushEvents(b"/" + a.bytes_of(at.query.path), at.query.secret or at.secret, events)
-    await at.ask(call, m.Done)
+    await at.ask(_pushed(at, objects(at.body)), m.Done)
     return Reply(None, 204)
+
+
+def _pushed(at: At, events: list[tuple[str, str]], *, only_secret: bool = False) -> c.PushEvents:
+    path, secret = b"/" + a.bytes_of(at.query.path), at.query.secret or at.secret
+    return c.PushEvents(path, secret, events, only_secret)
 
 
 async def remove_source(at: At) -> Reply:

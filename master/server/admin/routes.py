@@ -35,7 +35,7 @@ class Route:
     params: type[queries.Params] = queries.Params
     body: type[msgspec.Struct] | None = None
     keyed: bool = False
-    has_secret: bool = False  # the route has its own secret, and needs no token
+    admit: Callable[[At], Awaitable[None]] | None = None  # in place of a token, before the body
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Route:
 
     @property
     def max_body_bytes(self) -> int:
-        return MAX_EVENTS_BYTES if self.has_secret else a.MAX_BODY_BYTES
+        return a.MAX_BODY_BYTES if self.admit is None else MAX_EVENTS_BYTES
 
     @property
     def writes(self) -> bool:
@@ -105,7 +105,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         {204: None},
         queries.OfPush,
         body=Notification,
-        has_secret=True,
+        admit=cluster.admit_events,
     ),
     # workers
     _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),

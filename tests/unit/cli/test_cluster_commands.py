@@ -48,6 +48,7 @@ class Cluster:
         self.bits = {ALICE: {SMALL.ino: 0b111}, BOB: {SMALL.ino: 0b001}}
         self.workers = {id: FakeMaster(self._scripts(id)) for id in (ALICE, BOB)}
         self.before: tuple[Member, ...] = ()
+        self.more: dict[str, object] = {}  # fields of each row
         self.states = {ALICE: "serving", BOB: "serving"}
         self.members = (ALICE, BOB)
         self.pages = {ALICE: 0, BOB: 0}  # how many of SMALL each can read
@@ -94,7 +95,8 @@ class Cluster:
 
     def _table(self) -> c.WorkerTable:
         members = tuple(Member(id, self.workers[id].url, 4.0) for id in self.members)
-        rows = [row(id, self.workers[id].url, state) for id, state in self.states.items()]
+        states = self.states.items()
+        rows = [row(id, self.workers[id].url, state, **self.more) for id, state in states]
         return c.WorkerTable(View(3, members, self.before), rows)
 
     def _resolve(self, body: m.Message) -> m.Message:
@@ -210,17 +212,32 @@ def test_sources_that_cannot_be(
 
 def test_workers(cluster: Cluster, run: Run) -> None:
     lines = ok(run("workers")).splitlines()
-    assert lines[1].split()[:5] == [
+    assert lines[1].split()[:6] == [
         "aaaaaaaa",
         cluster.workers[ALICE].url[7:],
         "host-a",
         "serving",
+        "-",
         "4",
     ]
     assert lines[-1] == "epoch 3: 2 workers owning data"
     cluster.before = (Member(ALICE, "u", 1.0),)
     assert "data is moving" in ok(run("workers"))
     assert json.loads(ok(run("workers", "--json")))["moving"] is True
+
+
+def test_workers_ls(cluster: Cluster, run: Run) -> None:
+    """As `cachefs workers`; a tier that fails is named."""
+    tiers = [{"kind": "mem", "state": "normal"}, {"kind": "ssd", "state": "offline"}]
+    cluster.more = {"facts": {"tiers": tiers}, "version": "1.2.3"}
+    assert ok(run("workers", "ls")) == ok(run("workers"))
+    head, first, *_ = ok(run("workers", "ls")).splitlines()
+    assert head.split()[3:6] == ["STATE", "TIERS", "WEIGHT"]
+    assert first[head.index("TIERS") :].startswith("mem, ssd offline  ")
+    assert first[head.index("VERSION") :] == "1.2.3"
+    (alice, _) = json.loads(ok(run("workers", "ls", "--json")))["workers"]
+    assert (alice["version"], alice["facts"]["tiers"]) == ("1.2.3", tiers)
+    assert "write --json after the command's name" in refused(run("workers", "--json", "ls"), 2)
 
 
 @pytest.mark.parametrize("name", [ALICE, "aaaa", "host-a"])
@@ -388,6 +405,10 @@ def test_fsck_finds_what_is_not_at_its_owner(cluster: Cluster, run: Run) -> None
     assert out.startswith("misplaced  /imagenet/small  pages 0 to 2  at aaaaaaaa")
     cluster.before = (Member(ALICE, "u", 1.0),)
     assert "misplaced" not in ok(run("fsck", "/imagenet/small", "--no-verify")), "it is moving"
+    cluster.before = ()
+    cluster.workers[BOB].raw = (500, b"?")
+    code, out, _ = run("fsck", "/imagenet/small", "--no-verify")
+    assert (code, "misplaced" in out) == (3, False), "what its owner has is not known"
 
 
 def test_du_counts_what_any_worker_has(cluster: Cluster, run: Run) -> None:

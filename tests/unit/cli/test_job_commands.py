@@ -242,6 +242,19 @@ def test_a_server_that_dies_is_asked_again(node: FakeNode, run: Run) -> None:
     assert first[0].key == second[0].key, "one job, however often it was asked for"
 
 
+def test_nothing_is_started_on_a_server_that_stays_away(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that runs is waited for longer than one that could not be submitted."""
+    monkeypatch.setattr("cachefs.cli.commands.load.START_S", 0.0)
+    monkeypatch.setattr("cachefs.cli.commands.sync.START_S", 0.0)
+    for words in (["load", "/mnt/data"], ["pin", "/mnt/data"]):
+        node.refused[m.SubmitJob] = Unreachable("the master does not answer")
+        assert "the master does not answer" in refused(run(*words))
+    node.refused[m.StartSync] = Unreachable("the master does not answer")
+    assert "the master does not answer" in refused(run("sync", "/mnt/data"))
+
+
 def test_an_interrupt_says_that_the_job_goes_on(
     node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +382,19 @@ def test_what_can_be_done_with_a_job(node: FakeNode, run: Run) -> None:
     node.jobs[7] = [shown(ENDED, 4)]
     assert ok(run("jobs", "show", "7", "--follow")).startswith("OK, loaded 4 of 4")
     assert "no job 8" in refused(run("jobs", "stop", "8"))
+
+
+def test_a_job_that_may_be_at_a_silent_server_is_not_called_unknown(
+    node: FakeNode, run: Run
+) -> None:
+    for call in (m.GetJob, m.Attach):
+        node.refused[call] = Unreachable("the master does not answer")
+        code, out, err = run("jobs", "stop", "7")
+        assert (code, out) == (1, "")
+        assert "no job" not in err
+        assert "job 7 may be at /mnt/data: no answer" in err.splitlines()[-1]
+        del node.refused[call]
+    assert "no job 7" in refused(run("jobs", "stop", "7"))
 
 
 def test_a_number_that_several_sources_have_needs_a_place(

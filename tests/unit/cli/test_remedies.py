@@ -7,11 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cachefs.cli import clusters
 from cachefs.cli.remedies import completed
-from cachefs.cli.settings import load_settings, state_home
+from cachefs.cli.settings import connection_flags, load_settings, state_home
 from cachefs.core.health import HealthProblem, problem
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import MasterAccess
 from cachefs.launcher import local
-from cachefs.launcher.state import private_dir, write_document
+from cachefs.launcher.state import MountRecord, private_dir, write_document
 
 URL = "http://10.0.0.1:19998"
 
@@ -33,6 +36,25 @@ def test_commands_of_a_master_name_it_and_the_flags_that_were_given(tmp_path: Pa
     )
     full = problem("TIER_FULL", "w", "", "give a smaller --cache-size")
     assert remedy(full) == full.remedy
+
+
+def test_a_mount_completes_the_settings_of_its_connection(tmp_path: Path) -> None:
+    """Flags, variables and files come first. Nothing of it is for another master, and root uses
+    nothing that another user recorded."""
+    access = MasterAccess("/m/token", tls=True, tls_ca="/m/ca.pem")
+    source = UfsSpec("cachefs://10.0.0.1:19998/data")
+    record = MountRecord("/mnt", source, 1, "/s", master_access=access)
+
+    def flags(one: MountRecord = record, **given: str) -> list[str]:
+        return connection_flags(clusters.of_mount(one, load_settings(given, None, {})))
+
+    of_mount = ["--token-file", "/m/token", "--tls", "--tls-ca", "/m/ca.pem"]
+    assert flags() == of_mount
+    assert flags(master="10.0.0.1:19998") == of_mount
+    assert flags(tls_ca="/ca.pem") == [*of_mount[:-1], "/ca.pem"]
+    assert flags(master="10.0.0.2:19998") == []
+    assert flags(msgspec.structs.replace(record, owner=1000)) == []
+    assert flags(msgspec.structs.replace(record, master_access=MasterAccess())) == []
 
 
 def test_a_master_of_up_that_has_ended_is_started_by_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -14,9 +15,17 @@ import trio.testing
 
 from cachefs.client.blocking import BlockingClient
 from cachefs.client.connection import Connection, ConnectionLost
+from cachefs.client.lost_descriptors import CAUSE
 from cachefs.core import messages as m
-from cachefs.core.errors import AccessDenied, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.errors import (
+    AccessDenied,
+    DeadlineExceeded,
+    NoDescriptorLeft,
+    ProtocolError,
+    Unreachable,
+)
 from cachefs.core.model import ROOT_INO, UfsSpec
+from tests.services.descriptors import no_descriptor_left
 from tests.unit.fuse.fake_node import NAMESPACE, FakeNode, assert_no_more_descriptors, descriptors
 
 HELLO = m.Hello(role="fuse", pid=1)
@@ -70,6 +79,36 @@ def test_answers_and_typed_errors(node: FakeNode, tmp_path: Path) -> None:
         assert caught.value.path == "a"
 
     with_connection(tmp_path / "node.sock", test)
+
+
+def test_a_reply_that_lost_its_descriptor_is_an_error_of_its_call(
+    node: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The open is ended at the server, the connection stays, and one line is logged."""
+    before = descriptors()
+
+    async def test(conn: Connection) -> None:
+        held = await trio.to_thread.run_sync(lambda: os.open(tmp_path, os.O_RDONLY))
+        node.scripts[m.Open] = lambda _: (m.Opened(77, 5, False, True), os.dup(held))
+        reply, fd = await conn.call(m.Open(NAMESPACE, 2))
+        assert isinstance(reply, m.Opened)
+        assert fd is not None
+        os.close(fd)
+        for number in range(2):
+            copy = os.dup(held)
+            node.scripts[m.Open] = lambda _, fd=copy: (m.Opened(90, 5, False, True), fd)
+            with no_descriptor_left(), pytest.raises(NoDescriptorLeft) as caught:
+                await conn.call(m.Open(NAMESPACE, 2))
+            assert caught.value.errno == errno.EMFILE
+            node.wait_asked(m.Release, number + 1)
+        assert node.asked(m.Release) == [m.Release(90), m.Release(90)]
+        await conn.call(LOOKUP)
+        assert conn.epoch == 1
+        os.close(held)
+
+    with_connection(tmp_path / "node.sock", test)
+    assert sum(CAUSE in record.message for record in caplog.records) == 1
+    assert_no_more_descriptors(before)
 
 
 def test_calls_do_not_wait_for_each_other(node: FakeNode, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.unit.connectors.raw_http import (
     sends,
     size_of,
 )
-from tests.unit.connectors.raw_replies import OTHERWISE, RIGHT, WRONG, with_any_head
+from tests.unit.connectors.raw_replies import OTHERWISE, RIGHT, WRONG, instead, with_any_head
 
 SEED = random.SystemRandom().getrandbits(32)
 
@@ -197,6 +197,25 @@ def test_given_back_after_silence(
     raw.script = lambda came: not go_on.wait(LIMIT_S)
     assert reads.read(get(raw, "/f/10")) is None
     go_on.set()
+
+
+def test_a_length_beyond_the_range_is_not_awaited(
+    raw: RawServer, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends the range, and then nothing."""
+    for limit in ("SILENCE_LIMIT_S", "LIMIT_S"):
+        monkeypatch.setattr(many_module, limit, int(10 * LIMIT_S))
+    go_on = threading.Event()
+
+    def script(came: Came) -> bool:
+        came.sock.sendall(instead(b"Content-Length: 100", b"Content-Length: 1100"))
+        return not go_on.wait(2 * LIMIT_S)
+
+    raw.script = script
+    try:
+        assert reads.read(get(raw, "/f/100")) is None
+    finally:
+        go_on.set()
 
 
 @pytest.mark.parametrize("seed", range(60))

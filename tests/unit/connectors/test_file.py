@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Stale, Unavailable
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Entry
+from connectors.bounds import MAX_TIME_NS
 from connectors.file import connector as file
 from connectors.file.connector import FileConnector
 
@@ -216,3 +219,13 @@ def test_a_directory_whose_names_have_no_attributes_is_not_empty(
     refuse(monkeypatch, number, *refused)
     with pytest.raises(CacheFSError):
         list(FileConnector(str(root)).list_dir(b""))
+
+
+def test_times_of_a_file_system_that_cannot_be() -> None:
+    """As a server of NFS or FUSE may send them."""
+    odd = SimpleNamespace(
+        st_mode=stat.S_IFDIR | 0o755, st_ctime_ns=2**62 * 10**9, st_uid=0, st_gid=0
+    )
+    found: Any = odd
+    fingerprint = Fingerprint(Kind.DIRECTORY)
+    assert file._entry_of(b"d", fingerprint, found).names_changed_ns == MAX_TIME_NS

@@ -56,6 +56,7 @@ def test_a_generation_with_new_metadata_is_the_same_version() -> None:
         (body(items=[{"name": "a", "size": "1"}]), OriginError),
         (b"[]", OriginError),
         (body(items="none"), OriginError),
+        (b'{"x": ' + b"[" * 100_000, BadBody),
     ],
 )
 def test_a_reply_that_is_no_listing(reply: bytes, kind: type[CacheFSError]) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ from cachefs.core import errors
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Entry
+from connectors.bounds import MAX_TIME_NS
 from connectors.hdfs.connections import end_connections, resolve
+from connectors.hdfs.connector import HdfsConnector
 from connectors.hdfs.deadlines import AGAIN_S, SLOW_AFTER_S, SLOWLY_S, Deadlines, TimedCall
 from connectors.hdfs.errors import classify
 from connectors.hdfs.listing import HdfsListing, listing_key
 from connectors.hdfs.name_services import find_name_nodes, read_configuration
+from connectors.hdfs.options import HdfsOptions
 from connectors.hdfs.owners import KEPT_S, MOST_KNOWN, UNKNOWN, Ids, user_id
 from connectors.pages import Pages
 from connectors.registry import check_options, normalise
@@ -151,6 +155,32 @@ class FakeClient:
             if number == stop:
                 raise ConnectionResetError("the NameNode is gone")
             yield Status(f"{path}/{name}")
+
+
+def test_sizes_and_times_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NameNode sends 64 bits without a sign. Such a file is hidden, a time clamped."""
+    most = 2**64 - 1
+    facts = {"owner": "root", "group": "root", "permission": 0o176644, "modification_time": most}
+    named = {"big": (False, most), "file": (False, 5), "dir": (True, most)}
+    statuses = {
+        f"/{name}": SimpleNamespace(path=f"/{name}", isdir=isdir, length=length, **facts)
+        for name, (isdir, length) in named.items()
+    }
+    client = SimpleNamespace(
+        list_status=lambda path: iter(statuses.values()), get_file_info=statuses.__getitem__
+    )
+    source = HdfsConnector("nn:8020", "", HdfsOptions())
+    monkeypatch.setattr(source._client, "call", lambda path, act: act(client))
+    [page] = source.list_dir(b"")
+    assert page.hidden == 1
+    assert {entry.name for entry in page.entries} == {b"file", b"dir"}
+    for entry in page.entries:
+        assert entry == source.stat(entry.name)
+        assert entry.mode == 0o644
+        assert max(entry.fingerprint.mtime_ns, entry.names_changed_ns) == MAX_TIME_NS
+    with pytest.raises(errors.NotFound, match="impossible size"):
+        source.stat(b"big")
+    source.close()
 
 
 def test_a_listing_goes_on_after_errors_and_repeats_nothing() -> None:

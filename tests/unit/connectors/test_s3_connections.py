@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +114,18 @@ def test_a_redirect_takes_no_signature_to_another_host(
     assert all("authorization" not in request.headers for request in other.requests)
     assert server.requests
     source.close()
+
+
+def test_files_of_curl_give_no_credentials(
+    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login in the home of the server's user goes to no store."""
+    (tmp_path / ".netrc").write_text("default login me password secret\n")
+    (tmp_path / ".curlrc").write_text('user = "me:secret"\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CURL_HOME", str(tmp_path))
+    server.script = lambda request: ranged(request, DATA)
+    with contextlib.closing(opened(server.url, anonymous="true")) as source:
+        assert content(source) == bytes(source.read_all(b"f", VERSION)) == DATA
+    assert server.requests
+    assert all("authorization" not in request.headers for request in server.requests)

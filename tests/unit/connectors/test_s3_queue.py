@@ -121,11 +121,25 @@ def test_a_refusal_that_is_no_document(sqs: ScriptedS3, queue: SqsQueue, body: b
         queue.receive(0, 30)
 
 
-@pytest.mark.parametrize("body", [b"[]", b"<html/>", b'{"Messages": [{"Body": 1}]}', b"\xff"])
+DEEP = b'{"x": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("body", [b"[]", b"<html/>", b'{"Messages": [{"Body": 1}]}', b"\xff", DEEP])
 def test_a_reply_that_cannot_be_read(sqs: ScriptedS3, queue: SqsQueue, body: bytes) -> None:
     sqs.script = lambda _: Answer(200, body)
     with pytest.raises(errors.BadBody):
         queue.receive(0, 30)
+
+
+@pytest.mark.parametrize("number", ["soon", "-1", "nan", "1e300", "9" * 5000, "\u0661"])
+def test_times_that_are_no_numbers(sqs: ScriptedS3, queue: SqsQueue, number: str) -> None:
+    message = {"Body": "{}", "ReceiptHandle": "h", "Attributes": {"SentTimestamp": number}}
+    sqs.script = lambda _: reply(Messages=[message])
+    with pytest.raises(errors.BadBody, match="in place of a number"):
+        queue.receive(0, 30)
+    sqs.script = lambda _: reply(Attributes={"MessageRetentionPeriod": number})
+    with pytest.raises(errors.BadBody, match="in place of a number"):
+        queue.retention_s()
 
 
 def test_a_queue_that_does_not_answer(sqs: ScriptedS3, queue: SqsQueue) -> None:

@@ -175,6 +175,8 @@ REGISTER = c.Register("w", "http://x", 1.0)
         (Caller("", b"", False, False), c.Drop([b""]), False),
         (Caller("", b"", False, False), c.Have([b""]), True),
         (Caller("", b"", False, False), c.Verify(b"", 0, 1), True),
+        (OF_TEAM, c.PushEvents(b"/imagenet/a", "secret", []), True),
+        (OF_TEAM, c.PushEvents(b"/other", "secret", []), False),
         (OF_TEAM, c.Have([b""]), False),
         (OF_TEAM, c.Verify(b"", 0, 1), False),
         (Caller("", b"imagenet", False, False), c.Offer("w", "u", 1, []), False),

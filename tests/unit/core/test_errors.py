@@ -13,3 +13,10 @@ def test_a_traceback_has_the_cause_and_the_remedy() -> None:
     assert shown[-2:] == ["cachefs.core.errors.BadConfig: the size is 0\n", "give another\n"]
     assert str(error) == "the size is 0"
     assert error.one_line() == "/data: the size is 0; give another"
+
+
+def test_texts_of_an_origin_cannot_write_to_a_terminal_or_a_log() -> None:
+    error = BadConfig("no \x1b]0;x\x07 such\nERROR root: all is lost", path="/a\n\x9bm")
+    assert error.cause == "no \\x1b]0;x\\x07 such ERROR root: all is lost"
+    assert error.one_line().isprintable()
+    assert error.one_line().startswith("/a\\n\\x9bm: no ")

@@ -32,6 +32,7 @@ FULL = {
 }  # fmt: skip
 ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "MOUNT_DEAD": {"mountpoint": "/mnt", "mount_is_dead": True},
+    "MOUNT_GONE": {"mountpoint": "/mnt", "mount_is_gone": True},
     "ORIGIN_DOWN": {"sources": [DOWN]},
     "CREDENTIALS_EXPIRED": {"sources": [EXPIRED]},
     "ORIGIN_REFUSES": {
@@ -44,6 +45,7 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "TIER_DEGRADED": {"cache": {"tiers": [{**FULL, "is_full": False}]}},
     "TIER_FULL": {"cache": {"tiers": [FULL]}},
     "WORKER_LOST": {"workers": [LOST]},
+    "WORKER_TWIN": {"workers": [{**SERVING, "version": "", "twin_url": "http://10.0.0.9:1"}]},
     "DAMAGED": {"cache": {"bad_pages": 2}},
     "QUOTA_FULL": {"quotas": [{"path": "/d", "quota_bytes": 4, "used_bytes": 4}]},
     "CERTIFICATE_EXPIRES": {"certificate": {"path": "/c.pem", "expires_at_s": NOW + 86_400.0}},
@@ -53,6 +55,19 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "NOT_SETTLED": {"unsettled_since_s": NOW - UNSETTLED_AFTER_S - 1},
     "VERSION_SKEW": {"version": "1", "workers": [SERVING]},
 }
+
+
+def test_an_origin_that_one_node_does_not_reach_is_named_with_the_node() -> None:
+    here = found({"cache": {"origins": [DOWN]}, "sources": [{"master": "http://m:1"}]})
+    assert [(one.code, one.subject) for one in here] == [("ORIGIN_DOWN", "s3://b/p from this node")]
+    worker = {**SERVING, "version": "", "origins": [EXPIRED]}
+    (there,) = found({"workers": [worker]})
+    assert there.code == "CREDENTIALS_EXPIRED"
+    assert there.subject == "s3://b/p from worker abababab (node1)"
+    both = found(
+        {"cache": {"origins": [DOWN]}, "sources": [{"source": "s3://b/p", "sources": [DOWN]}]}
+    )
+    assert [one.subject for one in both] == ["s3://b/p"], "once, where it is down for the master"
 
 
 def found(tree: dict[str, Any]) -> list[HealthProblem]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.core import errors, messages
+from cachefs.core import cluster, errors, messages
 from cachefs.core.model import Inode, Kind, NamespaceId
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -42,6 +42,16 @@ def test_what_is_no_frame_is_a_protocol_error(data: bytes) -> None:
     except errors.ProtocolError:
         return
     assert isinstance(frame, messages.Frame)
+
+
+def test_what_is_nested_too_deeply_is_no_message() -> None:
+    """A stranger may send it to a master: it is no fault of the server."""
+    deep = b"\x91" * 100_000
+    unknown = b"\x82\xa4type\xa8Greeting\xa1x" + deep
+    for decode in (cluster.decode_call, cluster.decode_answer, messages.decode):
+        for data in (deep, unknown, b"\x92\x01" + unknown):
+            with pytest.raises(errors.ProtocolError):
+                decode(data)
 
 
 @pytest.mark.parametrize("cls", errors.BY_CODE.values())

@@ -38,6 +38,18 @@ def test_bind_mounts_lead_to_their_original() -> None:
     assert [m.mountpoint for m in MOUNTS.below("/mnt/data")] == ["/mnt/data/deep"]
 
 
+def test_the_mount_that_contains_a_path() -> None:
+    def containing(path: str) -> str:
+        mount = MOUNTS.containing(path)
+        assert mount is not None
+        return mount.mountpoint
+
+    assert containing("/mnt/data") == containing("/mnt/data/a/b") == "/mnt/data"
+    assert containing("/mnt/data/deep/a") == "/mnt/data/deep"
+    assert containing("/mnt/data2") == containing("/") == "/"
+    assert Mounts([]).containing("/a") is None
+
+
 def test_lines_that_are_cut_off_are_left_out() -> None:
     assert [*parse_mountinfo(b"1 2 3\n\n22 1 8:1 / / rw\n")] == []
 

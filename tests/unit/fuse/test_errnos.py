@@ -29,9 +29,16 @@ def test_only_what_becomes_eio_is_warned_of(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_an_os_error_is_passed_on_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    assert Errnos().of("open", OSError(errno.EMFILE, "too many open files")) == errno.EMFILE
+    assert Errnos().of("open", OSError(errno.ENOMEM, "no memory")) == errno.ENOMEM
     assert Errnos().of("open", OSError("without a number")) == errno.EIO
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+
+
+def test_a_lack_of_descriptors_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    errnos = Errnos()
+    for number in (errno.EMFILE, errno.ENFILE) * 50:
+        assert errnos.of("open", OSError(number, "too many open files")) == number
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
 def test_a_bug_has_a_traceback_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,10 @@ def test_the_end_of_a_mount_does_not_fail_because_its_record_stays(
     writer.remove()
     assert [line.levelno for line in caplog.records] == [logging.WARNING]
     assert "the record of this mount stays" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        writer.remove(is_repeated=True)
+    assert not caplog.records, "the supervisor removes it again, and logs the failure"
     monkeypatch.undo()
     writer.remove()
     assert home.find_mount("/mnt/data") is None

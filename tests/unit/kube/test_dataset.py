@@ -118,6 +118,15 @@ def test_every_store_of_the_image_may_be_a_source(
     check_options(UfsSpec(source, found.spec.source_options))
 
 
+@pytest.mark.parametrize(
+    "source", ["fsspec+file:///etc", "arrow+file:///etc", "FILE:///etc", "/etc", "fsspec+sftp://h/"]
+)
+def test_files_of_the_servers_have_no_other_name(source: str) -> None:
+    """An API server with an older definition may accept them."""
+    for rules in (Rules(), Rules(file_sources=True)):
+        assert "no source of a Dataset" in parse(thing({"source": source}), rules).problem
+
+
 def test_credentials_are_no_options() -> None:
     for name in ("credential", "profile"):
         found = parsed({"source": "gs://b", "options": {name: "other"}})
@@ -130,6 +139,8 @@ OTHERS = [
     {"source": "az://acc/container", "options": {"sas_token_file": "/etc/cachefs/team-b"}},
     {"source": "hdfs://n/data", "options": {"user": "team-b"}},
     {"source": "s3://b", "push": "webhook:team-b"},
+    {"source": "gs://b", "options": {"endpoint_url": "https://evil"}},  # which would get the token
+    {"source": "az://a/b", "options": {"endpoint_url": "https://evil", "anonymous": "false"}},
 ]
 
 
@@ -141,7 +152,7 @@ def test_rights_of_other_namespaces_are_refused(spec: dict[str, Any]) -> None:
 
 def test_what_gives_no_rights_is_allowed_to_each_namespace() -> None:
     rules = Rules(own_profiles=True)
-    options = dict.fromkeys(HARMLESS_OPTIONS, "x")
+    options = dict.fromkeys(HARMLESS_OPTIONS, "x") | {"anonymous": "true"}
     assert not parse(thing({"source": "gs://b", "options": options}), rules).problem
     own = {"source": "s3://b", "credentials": {"name": "ml"}, "push": "webhook:ml"}
     assert not parse(thing(own), rules).problem

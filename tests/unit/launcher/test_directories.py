@@ -6,14 +6,23 @@ import logging
 import os
 import stat
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pytest
 
+from cachefs.cli.commands import mount
+from cachefs.cli.settings import load_settings
 from cachefs.core.errors import AccessDenied
-from cachefs.core.specs import WorkerSpec
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ServerSpec, WorkerSpec
+from cachefs.launcher import directories
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.node import NodeProcess
+from cachefs.launcher.processes import ensure_server
+from cachefs.launcher.state import private_dir
+
+FLAGS: Final = {"foreground": False, "debug": False}
 
 
 @pytest.fixture
@@ -50,6 +59,37 @@ def test_a_directory_that_others_may_write_is_closed_to_them(above: Path, mode: 
     (above / "tier" / "planted").write_bytes(b"TIER")
     os.chown(above / "tier" / "planted", 65534, 65534)
     refused(above / "tier", "'planted' of another user")
+    assert stat.S_IMODE((above / "tier").stat().st_mode) == mode, "it may be in use"
+
+
+def test_the_directories_of_all_programs_are_never_closed(
+    above: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /tmp, which belongs to root."""
+    monkeypatch.setattr(directories, "SHARED", (str(above / "tier"),))
+    (above / "tier").chmod(0o1777)
+    (above / "link").symlink_to("tier")
+    for path in (above / "tier", above / "link"):
+        with pytest.raises(AccessDenied, match="is shared by all users") as caught:
+            check_own(path)
+        assert "chmod" not in caught.value.remedy
+    with pytest.raises(AccessDenied, match="is shared by all users"):
+        private_dir(above / "tier")
+    assert stat.S_IMODE((above / "tier").stat().st_mode) == 0o1777
+    check_own(above / "tier" / "mine")
+
+
+def test_a_link_of_another_user_in_a_sticky_directory(above: Path) -> None:
+    """Where the kernel follows it. A link that root has put there is followed."""
+    shared = above / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "link").symlink_to(above / "tier")
+    check_own(shared / "link")
+    os.lchown(shared / "link", 65534, 65534)
+    with pytest.raises(AccessDenied, match="the link belongs to user 65534"):
+        check_own(shared / "link" / "deeper")
+    assert list((above / "tier").iterdir()) == []
 
 
 def test_a_directory_below_one_that_others_may_write(above: Path) -> None:
@@ -110,3 +150,19 @@ def test_directories_that_an_operator_trusts(above: Path, caplog: pytest.LogCapt
         NodeProcess(spec)
     NodeProcess(msgspec.structs.replace(spec, trust_directories=True))
     NodeProcess(msgspec.structs.replace(spec, stays=False))
+
+
+def test_a_state_home_that_others_could_replace(above: Path, tmp_path_factory: Any) -> None:
+    """With the socket and the names in it, whatever the cache directory is. Another user's home may
+    be that of root's environment."""
+    caches = tmp_path_factory.mktemp("caches")
+    os.chown(above, 65534, 65534)
+    tiers = (f"ssd:{caches}:64MiB",)
+    with pytest.raises(AccessDenied, match="belongs to user 65534"):
+        NodeProcess(WorkerSpec(str(above / "home"), "http://127.0.0.1:1", "node", tiers))
+    server = ServerSpec(str(above / "home"), UfsSpec("file:///"), str(caches), 1 << 20)
+    with pytest.raises(AccessDenied, match="belongs to user 65534"):
+        ensure_server(server)
+    with pytest.raises(AccessDenied, match="belongs to user 65534"):
+        mount.plan("file:///", "/", load_settings({"home": str(above)}, None), **FLAGS)
+    assert not (above / "home").exists()

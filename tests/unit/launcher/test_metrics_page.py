@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
@@ -14,8 +15,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from cachefs.core.errors import BadConfig
-from cachefs.launcher.logs import JsonFormatter
-from cachefs.launcher.metrics_page import MetricsPage
+from cachefs.launcher.logs import JsonFormatter, LineFormatter
+from cachefs.launcher.metrics_page import MOST_CONNECTIONS, REQUEST_S, MetricsPage
 
 
 def get(path: Path, page: str) -> tuple[int, str]:
@@ -49,11 +50,51 @@ def test_a_page_at_a_socket() -> None:
         assert list(Path(directory).iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_idle_connections_of_strangers_occupy_few_threads_and_lock_nobody_out(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        path = f"{directory}/m.sock"
+        place = f"unix:{path}" if kind == "unix" else "127.0.0.1:0"
+        page = MetricsPage(place, CollectorRegistry(), lambda: True)
+        page.start()
+        stack.callback(page.close)
+        family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
+        address = path if kind == "unix" else page._server.server_address  # type: ignore[union-attr]
+
+        def connected() -> socket.socket:
+            made = stack.enter_context(socket.socket(family))
+            made.settimeout(REQUEST_S / 2)
+            made.connect(address)
+            made.sendall(b"GET /healthz HTTP/1.1\r\n")
+            return made
+
+        idle = [connected() for _ in range(2 * MOST_CONNECTIONS)]
+        caller = connected()
+        caller.sendall(b"\r\n")
+        assert b" 200 OK" in caller.recv(1000)
+        for ended in idle[:MOST_CONNECTIONS]:
+            assert ended.recv(1) == b""
+
+
 def test_an_address_that_cannot_be_used() -> None:
     page = MetricsPage("unix:/nowhere/m.sock", CollectorRegistry(), lambda: True)
     with pytest.raises(BadConfig, match="nowhere"):
         page.start()
     page.close()
+
+
+def test_a_log_line_shows_no_control_characters() -> None:
+    """A name of an origin writes no line of its own, and nothing to a terminal."""
+    try:
+        raise ValueError("bad \x1b[2J value")
+    except ValueError:
+        failure = sys.exc_info()
+    name = "a\n2026-11-26 13:00:00,000 ERROR 1 root: \x1b[31m"
+    record = logging.LogRecord("a.b", logging.WARNING, "f", 1, "%s is hidden", (name,), failure)
+    first, *trace = LineFormatter().format(record).split("\n")
+    assert first.endswith("a.b: a\\n2026-11-26 13:00:00,000 ERROR 1 root: \\x1b[31m is hidden")
+    assert trace[0].startswith("Traceback")
+    assert trace[-1] == "ValueError: bad \\x1b[2J value"
 
 
 def test_a_log_line_as_json() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import os
 import socket
 import time
@@ -14,6 +15,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded
 from cachefs.library import shared_socket
 from cachefs.library.shared_socket import Exchange, SharedSocket, SocketLost
+from tests.services.descriptors import no_descriptor_left
 
 LIMIT_S = 20.0
 
@@ -163,6 +165,35 @@ def test_a_late_reply_leaves_nothing_open(peer: Peer) -> None:
     os.close(writing)
     peer.shared.take_events()
     assert peer.take().body == m.Release(77)
+    assert os.read(reading, 1) == b"", "no copy of the descriptor is open"
+    os.close(reading)
+
+
+def test_a_reply_that_lost_its_descriptor_is_an_error_of_its_request(peer: Peer) -> None:
+    """The open is ended at the server, and the connection stays."""
+    opened = m.Opened(77, 5, False, True)
+    reading, writing = os.pipe()
+    with Exchange(peer.shared) as exchange:
+        first, second = (exchange.send(m.Release(n), soon()) for n in range(2))
+        peer.give(first, opened, writing)
+        peer.give(second, m.Done())
+        peer.give(0, m.PublishedDirectory(1, True), writing)
+        with no_descriptor_left():
+            failed, other = (exchange.next(soon()) for _ in range(2))
+            peer.shared.take_events()
+        assert (failed.id, failed.fd, other.body) == (first, None, m.Done())
+        assert isinstance(failed.body, m.Failure)
+        assert m.error_of(failed.body).errno == errno.EMFILE
+        assert [peer.take().body for _ in range(3)][-1] == m.Release(77)
+        assert peer.events == [m.PublishedDirectory(1, True)]
+        third = exchange.send(m.Done(), soon())
+        assert peer.take().id == third
+        peer.give(third, opened, writing)
+        os.close(writing)
+        reply = exchange.next(soon())
+        assert reply.body == opened
+        assert reply.fd is not None
+        os.close(reply.fd)
     assert os.read(reading, 1) == b"", "no copy of the descriptor is open"
     os.close(reading)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
+from cachefs.core.errors import CacheFSError, NoSpace, Unavailable, Unreachable
 from cachefs.core.model import ROOT_INO
 from master.namespace import Master
 from master.origins import late_store
@@ -127,6 +127,28 @@ def test_a_name_that_the_origin_confirms_is_answered_while_writes_fail(
             assert await ino_of(master, b"b")
 
     origin.put(b"new", b"bytes")
+    run(script())
+
+
+@pytest.mark.parametrize("error", [NoSpace("full"), Unavailable("read-only")])
+def test_a_listing_that_cannot_be_recorded_is_no_failure_of_the_origin(
+    store: TroubledStore, origin: MemoryConnector, error: CacheFSError
+) -> None:
+    async def script() -> None:
+        async with known(store, origin) as master:
+            store.error = error
+            with pytest.raises(type(error)):
+                await master.list_dir(ROOT_INO, b"", 10)
+            (source,) = master.status()["sources"]
+            assert (source["origin_down"], source["origin_errors"]) == (False, 0)
+            assert not source["last_warning"]
+            store.error = None
+            origin.fail("list_dir", None, Unreachable("no route to host"))
+            with pytest.raises(Unreachable):
+                await master.list_dir(ROOT_INO, b"", 10)
+            (source,) = master.status()["sources"]
+            assert (source["origin_down"], source["origin_errors"]) == (True, 1)
+
     run(script())
 
 

@@ -29,6 +29,7 @@ def test_only_the_secret_of_the_source_is_accepted(
         ("", SECRET),
         ("sqs:http://127.0.0.1/team-a", SECRET),
         ("poll:5s", SECRET),
+        ("webhook:team-a", "no UTF-8: \udcff"),
     ):
         with pytest.raises(AccessDenied):
             secrets.check(push, secret, 0.0)
@@ -50,6 +51,7 @@ def test_a_secret_that_was_right_is_not_read_again_within_a_second(
     secrets.check("webhook:team-a", SECRET, 10.0)
     assert secrets.passed("webhook:team-a", SECRET, 10.9)
     assert not secrets.passed("webhook:team-a", "wrong", 10.9)
+    assert not secrets.passed("webhook:team-a", "no UTF-8: \udcff", 10.9)
     assert not secrets.passed("webhook:team-b", SECRET, 10.9)
     assert not secrets.passed("webhook:team-a", SECRET, 11.1)
 

@@ -17,6 +17,7 @@ from cachefs.core.cluster import (
     Leave,
     Register,
     RemoveWorker,
+    WorkerRow,
 )
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound, ProtocolError
 from cachefs.core.placement import Member, View
@@ -277,6 +278,58 @@ def test_another_url_of_a_worker_is_a_new_view_of_the_same_epoch() -> None:
     assert r.view.version > version
     assert [m.url for m in r.view.members] == ["http://10.0.0.97:20001", "http://10.0.0.98:20099"]
     assert r.beat("a").view == r.view
+
+
+def test_a_copy_of_a_workers_tiers_is_noticed_and_does_not_speak_for_it() -> None:
+    """Both processes have the id. The last one that registered is the worker; the other one hears
+    of every view, and is the worker again when that one is silent."""
+    ring = Ring()
+    ring.register("a")
+    ring.register("b")
+    ring.register("a", port=9)
+
+    def twin_beats(count: int) -> Beaten:
+        for _ in range(count):
+            event = Heartbeat("a", 0, used_bytes=7, url="http://10.0.0.97:1")
+            answer = ring.send(event).answer
+            assert isinstance(answer, Beaten)
+        return answer
+
+    def row() -> WorkerRow:
+        return ring.membership.rows(ring.now)[0]
+
+    assert twin_beats(2).view == ring.view
+    assert row().twin_url == "", "heartbeats of a process that ended may arrive late"
+    twin_beats(1)
+    assert (row().twin_url, row().url, row().used_bytes) == (
+        "http://10.0.0.97:1", "http://10.0.0.97:9", 0,
+    )  # fmt: skip
+    for _ in range(int(LOST_AFTER_S) + 1):
+        ring.now += 1.0
+        ring.send(Tick())
+        ring.beat("b")
+        known = twin_beats(1).known
+    assert not known, "the worker is lost: its twin registers and takes its place"
+    ring.register("a", port=1)
+    ring.now += LOST_AFTER_S / 2
+    ring.beat("a")
+    assert row().twin_url == ""
+
+
+def test_a_worker_that_moved_after_the_record_registers_again_at_once() -> None:
+    """A store was put back: its record has the address of an earlier process of the worker."""
+    earlier = ring("a", "b").membership.record()
+    r = Ring(Membership(1000.0, decode_record(encode_record(earlier))))
+    moved = "http://10.0.0.97:9"
+    beat = Heartbeat("a", r.view.epoch, url=moved)
+    assert r.send(beat).answer == Beaten(known=False)
+    r.register("a", port=9)
+    assert moved in [member.url for member in r.view.members]
+    for _ in range(5):
+        answer = r.send(beat).answer
+        assert isinstance(answer, Beaten)
+        assert answer.known
+    assert [row.twin_url for row in r.membership.rows(r.now)] == ["", ""]
 
 
 def test_a_new_worker_at_an_address_ends_the_one_that_was_there() -> None:

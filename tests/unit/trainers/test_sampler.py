@@ -3,7 +3,9 @@ position only; any number of ranks resumes anywhere; wrong states and names are 
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import random
 from typing import Any
 
@@ -229,6 +231,30 @@ def test_an_error_names_the_file(manifest: Manifest, files: Any) -> None:
         Files(manifest).__getitems__([1, 0])
     with pytest.raises(IndexError, match="file 25 of"):
         Files(manifest).__getitems__([1, 25])
+
+
+def test_an_error_of_decoding_names_the_file(manifest: Manifest) -> None:
+    def decode(_: bytes) -> None:
+        raise ZeroDivisionError("a broken image")
+
+    name = os.fsdecode(manifest.file(3))
+    for read in (lambda data: data.__getitems__([3, 1]), lambda data: data[3]):
+        with pytest.raises(ZeroDivisionError, match="a broken image") as caught:
+            read(Files(manifest, decode=decode))
+        assert caught.value.__notes__ == [f"while decoding {name!r} (file 3 of the manifest)"]
+
+
+def test_a_read_error_names_the_file(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "read", fails)
+    with pytest.raises(OSError, match="Stale") as caught:
+        Files(manifest).__getitems__([3])
+    assert (caught.value.errno, caught.value.filename) == (
+        errno.ESTALE,
+        os.fsdecode(manifest.file(3)),
+    )
 
 
 def test_a_file_of_another_size_is_read_to_its_end(manifest: Manifest, files: Any) -> None:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cachefs.core.errors import BadConfig, TooManyOpenFiles
+from tests.services.descriptors import no_descriptor_left
 from tests.unit.worker.rig import MIB, Rig, read, run, until
 from worker.runtime import process_limits
-
-
-@contextlib.contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """No file can be opened in this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("size_bytes", [110 << 10, 12 * MIB])

@@ -264,6 +264,7 @@ def test_an_index_of_which_bytes_were_lost_is_given_up(
                 assert await read(worker, ino) == rig.data[ino]
             only(worker)._watch.look()
             assert not only(worker).disk.health.in_service, "until it is started again"
+            assert "once the worker is started again" in worker.status()["tiers"][0]["cause"]
         monkeypatch.undo()
         async with rig.worker() as worker:
             assert worker.status()["tiers"][0]["files"] == 0
@@ -287,6 +288,30 @@ class _Env:
 
     def sync(self, force: bool) -> None:
         raise lmdb.Error("mdb_env_sync: Input/output error")
+
+
+def test_a_disk_that_answers_with_errors_is_not_called_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.tier.health.PROBE_PAUSE_S", 0.0)
+
+    def refuses() -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def script() -> None:
+        async with Rig(tmp_path, 100 * MIB).worker() as worker:
+            tier = only(worker)
+            monkeypatch.setattr(tier.disk.directory, "probe", refuses)
+            tier._watch.suspect()
+
+            def has_left() -> bool:
+                tier._watch.look()
+                return not tier.disk.health.in_service
+
+            await until(has_left)
+            assert worker.status()["tiers"][0]["cause"] == "the disk fails (Read-only file system)"
+
+    run(script())
 
 
 def test_a_commit_that_fails_on_a_full_disk_costs_no_file(tmp_path: Path) -> None:

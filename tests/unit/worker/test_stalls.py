@@ -74,7 +74,10 @@ def test_pages_that_do_not_come_fail_and_are_asked_for_anew(tmp_path: Path, is_s
             _look(worker, PAGE_LIMIT_S + 2 * GRACE_S)
             with pytest.raises(Unreachable):
                 await reading
+            (failing,) = worker.status()["origins"]
+            assert failing["down_code"] == "unreachable"
             assert await rig.read(worker, ino) == made.data[ino]
+            assert worker.status()["origins"] == [], "its bytes have arrived"
             source.go_on.set()
 
     try:

@@ -74,7 +74,7 @@ def test_a_worker_registers_beats_and_leaves() -> None:
         await it.stop()
         assert views == [master.view]
         assert master.asked[0] == ME
-        assert master.asked[1] == c.Heartbeat("w1", 3, 2, 100, 40, {"tiers": 1}, version=5)
+        assert master.asked[1] == c.Heartbeat("w1", 3, 2, 100, 40, {"tiers": 1}, 5, ME.url)
         assert master.asked[-1] == c.Leave("w1")
         assert master.count(c.Leave) == 1
         beats = master.count(c.Heartbeat)

@@ -149,6 +149,14 @@ def test_without_a_master_only_what_was_attached_before_is(
         rig.master.held.add(m.Resolve)
         again = await it.attach(attach("cachefs://fake:1/data"))
         assert "serving what is known" in again.warning, "nor for one that hangs"
+        monkeypatch.setattr("worker.names.sources.LOOK_S", 0.01)
+        new = asyncio.ensure_future(it.attach(attach("cachefs://fake:1/data/other")))
+        await until(lambda: rig.master.count(m.Resolve) > 2)
+        await asyncio.wait([new], timeout=0.05)
+        assert not new.done(), "a master that answers others may wait for an origin"
+        rig.master.down = True
+        with pytest.raises(Unreachable, match="gives no answer"):
+            await new
 
     play(script)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -234,6 +235,32 @@ def test_a_cover_that_is_gone_is_reported() -> None:
         assert rig.unmounted == 0
 
     run(check)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_of_mounts_that_cannot_be_read_is_read_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1)
+        await rig.until(lambda: bool(rig.server.said))
+        found, looks = rig.mount.found, []
+
+        def fails() -> Any:
+            looks.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(rig.mount, "found", fails)
+        rig.mount.covers.clear()
+        await rig.until(lambda: len(looks) > 3)
+        assert len(rig.server.said) == 1
+        monkeypatch.setattr(rig.mount, "found", found)
+        await rig.until(lambda: len(rig.server.said) == 2)
+
+    run(check)
+    assert [one.levelname for one in caplog.records if "cannot be compared" in one.message] == [
+        "WARNING"
+    ]
 
 
 @pytest.mark.usefixtures("quick")
