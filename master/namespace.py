@@ -457,6 +457,9 @@ class Master:
         async for event in self._events.after(after):
             yield event
 
+    async def catch_up(self) -> None:
+        """Does nothing: the events are in the store."""
+
     def changed_folders(self, after: int) -> ChangedFolders:
         """See MetadataService."""
         return self._events.changed_folders(after)

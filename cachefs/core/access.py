@@ -44,6 +44,7 @@ from cachefs.core.messages import (
     SubmitJob,
 )
 
+NOT_KNOWN: Final = "the token is not known"
 HEADER: Final = "Authorization"
 MIN_TOKEN_CHARS: Final = 16
 MAX_TOKENS: Final = 10_000
@@ -104,7 +105,7 @@ class Access:
             raise AccessDenied("a token is needed", remedy="give a --token-file")
         kept, caller = self._callers.get(self._digest(secret), (b"", EVERYTHING))
         if not hmac.compare_digest(kept, secret.encode(errors="surrogateescape")):
-            raise AccessDenied("the token is not known", remedy="give the cluster's --token-file")
+            raise AccessDenied(NOT_KNOWN, remedy="give the cluster's --token-file")
         return caller
 
     @property

@@ -33,6 +33,7 @@ class Severity(enum.StrEnum):
 
 CODES: Final[dict[str, Severity]] = {
     "MOUNT_DEAD": Severity.ERROR,
+    "MOUNT_GONE": Severity.ERROR,
     "ORIGIN_DOWN": Severity.ERROR,
     "CREDENTIALS_EXPIRED": Severity.ERROR,
     "ORIGIN_REFUSES": Severity.ERROR,
@@ -174,10 +175,12 @@ class MemberFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The input of `health`. `mount_is_dead`: no process serves the mount point."""
+    """The input of `health`. `mount_is_dead`: no process serves the mount point. `mount_is_gone`:
+    its cluster no longer has the directory that it shows."""
 
     mountpoint: str = ""
     mount_is_dead: bool = False
+    mount_is_gone: bool = False
     version: str = ""
     sources: list[SourceFacts] = []
     cache: CacheFacts = CacheFacts()
@@ -241,6 +244,11 @@ def _mount(facts: Facts) -> Iterator[HealthProblem]:
         yield problem(
             "MOUNT_DEAD", where, cause, "clear it: cachefs doctor --fix, then mount again"
         )
+
+    if facts.mount_is_gone:
+        cause = "the cluster has no such directory any more: programs get ESTALE"
+        remedy = "add its source again (cachefs ufs add), or unmount it"
+        yield problem("MOUNT_GONE", facts.mountpoint, cause, remedy)
 
 
 def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:

@@ -96,6 +96,9 @@ class MetadataService(Protocol):
         """Yields invalidations with `seq` > after (negative: from this call on), for ever. Raises
         PositionGone if the stream no longer has that position."""
 
+    async def catch_up(self) -> None:
+        """Waits a short time for the events of what the master has done before. Never raises."""
+
     def changed_folders(self, after: int) -> ChangedFolders:
         """Returns the folders whose names changed after a position (negative: none)."""
 

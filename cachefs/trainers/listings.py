@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
@@ -59,6 +60,7 @@ class ServerListings:
     """Lists by the server: a thousand names a request, no call of the kernel for each name."""
 
     def __init__(self, session: MountSession) -> None:
+        self.valid_for_s = math.inf  # every name that was listed
         self._session = session
         self._attributes = msgspec.msgpack.Decoder(_Attributes)
         self._first_pages: dict[int, int] = {}  # folder -> the request for its first page
@@ -76,6 +78,7 @@ class ServerListings:
         request: int | None = self._first_pages.pop(ino, None) or self._request(ino, b"")
         while request is not None:
             page = self._session.reply_to(request, m.Listing)
+            self.valid_for_s = min(self.valid_for_s, page.valid_for_s)
             request = self._request(ino, page.next) if page.next else None
             self._add(page, found)
         found.folders.sort()  # the order of a listing has a "/" behind their names

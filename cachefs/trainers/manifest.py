@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from cachefs.trainers.manifest_build import ManifestBuild
 from cachefs.trainers.manifest_store import ManifestStore, mapped
 from cachefs.trainers.manifest_tables import TableMap
 from cachefs.trainers.mount_session import MountSession, open_session, state_home
+from cachefs.trainers.name_checks import MOST_S, compare_names, is_due
 
 TRIES: Final = 4  # of listings whose server ends
 
@@ -170,17 +172,35 @@ def _refreshed(store: ManifestStore, root: bytes, session: MountSession | None) 
     """Returns the current tables, after they were built as far as necessary."""
     if session is None:
         tables = ManifestBuild(MountListings(root)).run()
-        return store.keep(tables, NO_NAMESPACE, NO_POSITION, 0)
+        return store.keep(tables, NO_NAMESPACE, NO_POSITION, 0, 0.0)
     kept = store.current()
-    old, run = kept if kept is not None else (None, 0)
+    old, run, due_at_s = kept if kept is not None else (None, 0, 0.0)
     if old is not None and old.header.namespace != session.namespace:
         old = None
+    due_at_s = _compared(store, session, old, due_at_s)
     after = old.header.position if old is not None else NO_POSITION
+    listings = ServerListings(session)
     changes = session.call(m.GetChangedFolders(session.namespace, after), m.ChangedFolders)
     if old is None or after < 0 or changes.everything or changes.run != run:
-        build = ManifestBuild(ServerListings(session))
+        build, due_at_s = ManifestBuild(listings), time.time() + MOST_S
     elif not set(old.folder_inos).intersection(changes.folders):
         return old
     else:
-        build = ManifestBuild(ServerListings(session), old, frozenset(changes.folders))
-    return store.keep(build.run(), session.namespace, changes.position, changes.run)
+        build = ManifestBuild(listings, old, frozenset(changes.folders))
+    now_s, tables = time.time(), build.run()
+    due_at_s = min(due_at_s, now_s + listings.valid_for_s)
+    return store.keep(tables, session.namespace, changes.position, changes.run, due_at_s)
+
+
+def _compared(
+    store: ManifestStore, session: MountSession, old: TableMap | None, due_at_s: float
+) -> float:
+    """Has the names of an earlier manifest compared with the origin, if that is due. Returns when
+    it is due next."""
+    now_s = time.time()
+    if old is not None and is_due(due_at_s, now_s):
+        valid_for_s = compare_names(session, iter(old.folder_inos))
+        due_at_s = now_s + valid_for_s
+        if valid_for_s:
+            store.note_check(due_at_s)
+    return due_at_s

@@ -17,11 +17,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from cachefs.core.errors import BadConfig, DeadlineExceeded
+from cachefs.core.errors import BadConfig, CacheFSError, DeadlineExceeded
 from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
 from cachefs.trainers.manifest_tables import INO_SUFFIX, NAME_SUFFIX, TableMap, TableWriter
 
@@ -31,10 +31,20 @@ _CURRENT: Final = "current"
 
 
 class CurrentGeneration(msgspec.Struct, frozen=True):
-    """The names of the current tables. `run`: of the master's store, for its event position."""
+    """The names of the current tables. `run`: of the master's store, for its event position.
+    `due_at_s`: when names have to be compared with the origin, by the wall clock."""
 
     generation: str
     run: int = 0
+    due_at_s: float = 0.0
+
+
+class KeptTables(NamedTuple):
+    """The current tables, and of `CurrentGeneration` what belongs to them."""
+
+    tables: TableMap
+    run: int
+    due_at_s: float
 
 
 class ManifestStore:
@@ -56,18 +66,30 @@ class ManifestStore:
         finally:
             os.close(fd)
 
-    def current(self) -> tuple[TableMap, int] | None:
-        """Returns the current tables and their run; None if there are none that can be used."""
-        found = read_document(self.path, _CURRENT)
+    def current(self) -> KeptTables | None:
+        """Returns the current tables; None if there are none that can be used."""
         with contextlib.suppress(msgspec.ValidationError, OSError, BadConfig):
-            current = msgspec.convert(found, CurrentGeneration)
+            current = self._current()
             if "/" not in current.generation:
-                return mapped(self.path / current.generation), current.run
+                tables = mapped(self.path / current.generation)
+                return KeptTables(tables, current.run, current.due_at_s)
         return None
 
-    def keep(self, tables: TableWriter, namespace: bytes, position: int, run: int) -> TableMap:
+    def _current(self) -> CurrentGeneration:
+        return msgspec.convert(read_document(self.path, _CURRENT), CurrentGeneration)
+
+    def note_check(self, due_at_s: float) -> None:
+        """Records until when all names are current; the caller holds the lock. A state home that
+        cannot be written costs only another comparison."""
+        with contextlib.suppress(msgspec.ValidationError, OSError, CacheFSError):
+            current = msgspec.structs.replace(self._current(), due_at_s=due_at_s)
+            write_document(self.path, _CURRENT, msgspec.to_builtins(current))
+
+    def keep(
+        self, tables: TableWriter, namespace: bytes, position: int, run: int, due_at_s: float
+    ) -> TableMap:
         """Writes a generation and makes it the current one; the caller holds the lock."""
-        current = CurrentGeneration(uuid.uuid4().hex, run)
+        current = CurrentGeneration(uuid.uuid4().hex, run, due_at_s)
         tables.write(self.path / current.generation, namespace, position)
         write_document(self.path, _CURRENT, msgspec.to_builtins(current))
         self._remove_unused(current.generation)

@@ -396,6 +396,11 @@ def test_an_object_that_changes_is_never_a_mix(
         standing.workers[n].umount(mount)
 
 
+def codes_of(machine: Machine, mount: Path) -> list[str]:
+    """The problems that `cachefs health` names."""
+    return [one["code"] for one in machine.json("health", mount, codes=(0, 1, 2))]
+
+
 def test_free_and_removal_under_readers(
     standing: Cluster, bucket: Bucket, proxy: FaultProxy
 ) -> None:
@@ -411,6 +416,7 @@ def test_free_and_removal_under_readers(
             standing.workers[0].run("free", mounts[0])
         standing.master.run("ufs", "rm", "/going", "--master", standing.master.url)
         wait_until(lambda: all(len(one.seen) > 1 for one in watchers), "everybody hears of it")
+    assert "MOUNT_GONE" in codes_of(standing.workers[0], mounts[0])
     known = set(expected(files).values())
     for watcher in watchers:
         first, *rest = watcher.seen
@@ -418,6 +424,7 @@ def test_free_and_removal_under_readers(
         assert set(rest) <= {"ENOENT", "ESTALE", "EIO"}, watcher.seen
     standing.add_ufs(bucket.url, "/going", *bucket.options)
     wait_until(lambda: (mounts[0] / name).exists(), "it is there again")
+    assert "MOUNT_GONE" not in codes_of(standing.workers[0], mounts[0])
     right(mounts, files)
     for n, mount in enumerate(mounts):
         standing.workers[n].umount(mount)

@@ -14,6 +14,7 @@ import pytest
 from cachefs.launcher.state import StateHome, read_pointer
 from cachefs.library.library import Library
 from cachefs.library.tree import Tree
+from cachefs.trainers.manifest import Manifest
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, images
 from tests.integration.test_library import end_servers, run_reader
@@ -111,3 +112,18 @@ def test_a_master_that_does_not_answer(
         joined.close()
         new.close()
         end_servers(state)
+
+
+def test_a_manifest_has_the_files_of_now(cluster: Cluster, bucket: Bucket) -> None:
+    """[S-manifest] Also where events come from the master."""
+    bucket.fill({f"{folder}/{n:02}": b"x" for folder in ("cat", "dog") for n in range(30)})
+    cluster.start(1, size="256MiB")
+    cluster.add_ufs(bucket.url, "/data", *bucket.options, "--sync-interval", "0s")
+    mnt = cluster.mount(0, "/data")
+    made = Manifest(mnt, home=str(cluster.workers[0].root / ".cache" / "cachefs"))
+    assert any(made.namespace)
+    for count in range(1, 4):
+        bucket.put(f"dog/new-{count}", b"new")
+        assert made.refresh()
+        assert len(made) == 60 + count
+    assert not made.refresh()

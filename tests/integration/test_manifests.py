@@ -21,6 +21,8 @@ from cachefs.trainers.manifest_tables import TableMap
 from cachefs.trainers.mount_session import MountSession
 from tests.integration.conftest import Bucket, Node
 from tests.integration.test_loads import kill_server
+from tests.services.processes import wait_until
+from tests.services.proxy import FaultProxy
 
 NAMES = [f"train/{folder}/{number:02d}.jpg" for folder in ("cat", "dog") for number in range(40)]
 
@@ -117,6 +119,51 @@ def test_a_refresh_lists_only_the_folders_that_changed(
     calls.clear()
     assert listed(make()) == listed(second)
     assert not any(isinstance(call, m.ListDir) for call in calls)
+
+
+def test_a_refresh_compares_names_that_are_older_than_the_interval(
+    node: Node, bucket: Bucket, tmp_path: Path, calls: list[m.Message]
+) -> None:
+    """[S-manifest] No other program has to list the folders first."""
+    folders = 1 + 3 + 11
+    more = {f"train/eel/{number:04d}/{n:02d}": b"x" for number in range(11) for n in range(100)}
+    bucket.fill({**more, **{name: name.encode() for name in NAMES}})
+    mnt = node.mount(bucket.url, *bucket.options, "--sync-interval", "4s") / "train"
+    first = Manifest(mnt, home=str(node.state))
+    assert len(first) == len(NAMES) + len(more)
+    calls.clear()
+    assert not first.refresh(), "they were compared within the interval"
+    assert not any(isinstance(call, m.ListDir) for call in calls)
+
+    bucket.put("train/dog/zz.jpg", b"new")
+    bucket.put("train/eel/0003/zz", b"new")
+    bucket.put("train/fox/1.jpg", b"fox")
+    bucket.delete("train/eel/0007/50")
+    names = {*NAMES, *more, "train/dog/zz.jpg", "train/eel/0003/zz", "train/fox/1.jpg"}
+    names.remove("train/eel/0007/50")
+
+    def is_current() -> bool:
+        first.refresh()
+        return [*first] == [os.fsencode(mnt.parent / name) for name in sorted(names)]
+
+    wait_until(is_current, "the names are older than the interval")
+    assert listed(first) == through(mnt, tmp_path)
+    asked = {call.ino for call in calls if isinstance(call, m.ListDir)}
+    assert len(asked) >= folders
+
+
+def test_names_stay_where_the_origin_does_not_answer(
+    node: Node, bucket: Bucket, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket.fill(dict.fromkeys(NAMES, b"x"))
+    options = ("--sync-interval", "0s", "--origin-deadline", "2s")
+    mnt = node.mount(bucket.url, *bucket.options, *options)
+    node.allowed_log.append("")
+    made = Manifest(mnt, home=str(node.state))
+    proxy.offline()
+    assert not made.refresh()
+    assert len(made) == len(NAMES)
+    assert "cannot be compared with the origin" in caplog.text
 
 
 def test_a_manifest_survives_the_server(

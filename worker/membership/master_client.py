@@ -26,12 +26,14 @@ import aiohttp
 from aiohttp import hdrs
 
 from cachefs.core import cluster as c
+from cachefs.core.access import NOT_KNOWN
 from cachefs.core.addresses import ALIVE_PATH, MAY_SPEAK_TLS, master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from cachefs.network.connector import CheckedConnector
 from cachefs.network.error_causes import CLOSED, cause_of, remedy_of_handshake
+from worker.membership.token_skew import TokenSkew
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ LATE_LOOK_S: Final = 0.25  # the same, after the last time for a retry
 PROBE_S: Final = 1.5  # the timeout of a probe
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
+TOKEN_PAUSE_S: Final = 0.25  # while the token of the cluster is replaced
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
 # The calls of the membership wait for no origin, and must not queue for a connection behind calls
 # that do; nor lookups in one origin behind listings of another.
@@ -100,6 +103,7 @@ class MasterClient:
         self._heard_at = clock()
         self._probing: asyncio.Task[None] | None = None
         self._closed = False
+        self._skew = TokenSkew()
         self.counters = {"calls": 0, "retries": 0, "unreachable": 0}
 
     @property
@@ -135,6 +139,7 @@ class MasterClient:
         attempt, data = 0, c.encode(body)
         self.counters["calls"] += 1
         while True:
+            refused = False
             answer: c.Answer | MasterUnreachable
             try:
                 answer = await self._attempt(body, data, answer_s, until)
@@ -143,16 +148,19 @@ class MasterClient:
                 answer = err
             else:
                 self._succeeded()
-                if not _is_busy(answer):
+                refused = _is_refused(answer)
+                may_pass = self._skew.may_pass(self._clock(), is_refused=refused)
+                if not may_pass and not _is_busy(answer):
                     return answer
-            pause_s = self._pause_s(attempt)
+            pause_s = TOKEN_PAUSE_S if refused else self._pause_s(attempt)
             if self._closed or self._clock() + pause_s >= until:
                 if isinstance(answer, MasterUnreachable):
                     raise answer
                 return answer
             attempt += 1
             self.counters["retries"] += 1
-            await self._wait(pause_s)
+            # A reply to another call is no news of the token.
+            await (asyncio.sleep(pause_s) if refused else self._wait(pause_s))
 
     def _pause_s(self, attempt: int) -> float:
         """Returns the backoff; 0 before the second attempt, since the server may just have closed
@@ -307,6 +315,11 @@ def _connections_of(body: c.Call) -> str:
 def _log_failure(probing: asyncio.Task[None]) -> None:
     if not probing.cancelled() and (error := probing.exception()) is not None:
         log.error("a probe of the master failed: %s", error, exc_info=error)
+
+
+def _is_refused(answer: c.Answer) -> bool:
+    """Returns whether the master does not know the node's token."""
+    return isinstance(answer, Failure) and NOT_KNOWN in answer.cause
 
 
 def _is_busy(answer: c.Answer) -> bool:

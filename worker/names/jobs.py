@@ -4,10 +4,12 @@ wire. Holds no state; the master owns the jobs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachefs.core import cluster as c
+from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import JobSpec
 from cachefs.core.messages import (
     AddJobPaths,
@@ -79,6 +81,12 @@ class MasterJobs:
         reply = await self._ask_soon(GetSync(self.namespace, sync, after, stop), SyncReply)
         await self._hear(reply.sync.seq, HEAR_S)
         return reply
+
+    async def catch_up(self) -> None:
+        """See MetadataService. Without the master, what has arrived is all that is known."""
+        with contextlib.suppress(CacheFSError):
+            greeted = await self._ask(c.Greeting(), c.Greeted, answer_s=HEAR_S, reach_s=0.0)
+            await self._hear(greeted.seq, HEAR_S)
 
     async def _ask_soon(self, body: Any, kind: type[T]) -> T:
         return await self._ask(body, kind, reach_s=REACH_S)

@@ -411,12 +411,10 @@ class Session:
         service = self._service(body.namespace)
         return await service.list_dir(body.ino, body.after, limit), None
 
-    def _changed_folders(self, id: int, body: m.GetChangedFolders) -> None:
-        try:
-            reply: m.Message = self._service(body.namespace).changed_folders(body.after)
-        except CacheFSError as err:
-            reply = m.failure_of(err)
-        self._reply(id, reply)
+    async def _changed_folders(self, body: m.GetChangedFolders) -> Answer:
+        service = self._service(body.namespace)
+        await service.catch_up()
+        return service.changed_folders(body.after), None
 
     async def _resolve(self, body: m.Resolve) -> Answer:
         return await self._service(body.namespace).resolve(body.path), None
@@ -464,7 +462,6 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.Used: Session._used,  # type: ignore[dict-item]
     m.Cancel: Session._cancel,  # type: ignore[dict-item]
     m.Done: Session._live,  # type: ignore[dict-item]
-    m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
     m.Leaving: Session._leaving,  # type: ignore[dict-item]
     m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
     m.CoverChanged: Session._cover_changed,  # type: ignore[dict-item]
@@ -475,6 +472,7 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Detach: Session._detach,  # type: ignore[dict-item]
     m.GetAttr: Session._getattr,  # type: ignore[dict-item]
     m.ListDir: Session._list,  # type: ignore[dict-item]
+    m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
     m.Resolve: Session._resolve,  # type: ignore[dict-item]
     m.Open: Session._open,  # type: ignore[dict-item]
     m.Ensure: Session._ensure,  # type: ignore[dict-item]

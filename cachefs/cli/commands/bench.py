@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from cachefs.cli import output
+from cachefs.cli.directory_argument import Directory
 from cachefs.core.errors import CannotMount
 from cachefs.core.mountinfo import read_mounts
 from cachefs.core.policies import VIEW_LEAST_FILES, VIEW_MOST_MEAN_BYTES
@@ -43,7 +44,7 @@ def command() -> None:
     "directory",
     required=False,
     metavar="[DIRECTORY]",
-    type=click.Path(exists=True, file_okay=False),
+    type=Directory(),
 )
 @click.option(
     "--model", "name", type=click.Choice([*MODELS]), default="resnet50", help="The workload."

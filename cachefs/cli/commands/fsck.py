@@ -111,10 +111,13 @@ class Check:
 
     def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[PageFinding]:
         """Yields a finding if no owner has as many pages as the fullest copy. While blocks migrate
-        nothing is reported."""
+        nothing is reported, and nothing of owners that did not answer: what they have is unknown.
+        """
         owners = self._cluster.owners(file, block.number)
         most = max(counts, key=lambda worker: counts[worker], default="")
         if self._cluster.view.before or not owners or not most:
+            return
+        if any(owner in self._cluster.silent for owner in owners):
             return
         owner = max(owners, key=lambda worker: counts.get(worker, 0))
         if counts.get(owner, 0) < counts[most]:

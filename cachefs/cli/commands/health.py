@@ -18,13 +18,14 @@ from cachefs.cli.session import checked, connected, find_target
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, ProtocolError
+from cachefs.core.errors import CacheFSError, NotADirectory, NotFound, ProtocolError
 from cachefs.core.health import HealthProblem, facts_of, health, problem, problem_lines, verdict
 from cachefs.core.mountinfo import read_mounts
 from cachefs.core.printable import printable
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
+ATTACH_S: Final = 2.0
 WELL: Final = "OK, nothing is wrong"
 
 
@@ -77,9 +78,26 @@ def of_mount_tree(
     adds the problems of the master, unless the document already reports MASTER_AWAY. Raises
     ProtocolError for a malformed document."""
     found = masters.from_node(of_tree(tree))
-    if is_cluster(record.source.url) and not any(map(is_away, found)):
+    if not is_cluster(record.source.url):
+        return unique(found)
+    if not any(map(is_away, found)):
         found += masters.of_record(record)
+    if not any(map(is_away, found)) and _is_gone(record):
+        found += of_tree({"mountpoint": record.mountpoint, "mount_is_gone": True})
     return unique(found)
+
+
+def _is_gone(record: MountRecord) -> bool:
+    """Returns whether the cluster lacks the directory that a mount shows. False if its node does
+    not answer in time."""
+    try:
+        with connected(record) as client:
+            client.call(m.Attach(record.source, record.sync_interval_s), ATTACH_S)
+    except (NotFound, NotADirectory):
+        return True
+    except CacheFSError:
+        pass
+    return False
 
 
 def server_status(record: MountRecord) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import BinaryIO, Final
 import click
 
 from cachefs.cli import output
+from cachefs.cli.directory_argument import Directory
 from cachefs.client.directory_orders import DirectoryOrders
 from cachefs.core.errors import NotFound
 from cachefs.core.mountinfo import device_name, read_mounts
@@ -20,7 +21,7 @@ NATIVE: Final = 0  # no inode has this number
 
 
 @click.command("order")
-@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.argument("path", type=Directory())
 @click.option("--files-from", required=True, type=click.File("rb"), metavar="FILE",
               help="The files, one a line, below PATH; - for standard input.")  # fmt: skip
 @click.option("--name", default="order", help="Replaces the order with the same name.")

@@ -405,6 +405,10 @@ def test_fsck_finds_what_is_not_at_its_owner(cluster: Cluster, run: Run) -> None
     assert out.startswith("misplaced  /imagenet/small  pages 0 to 2  at aaaaaaaa")
     cluster.before = (Member(ALICE, "u", 1.0),)
     assert "misplaced" not in ok(run("fsck", "/imagenet/small", "--no-verify")), "it is moving"
+    cluster.before = ()
+    cluster.workers[BOB].raw = (500, b"?")
+    code, out, _ = run("fsck", "/imagenet/small", "--no-verify")
+    assert (code, "misplaced" in out) == (3, False), "what its owner has is not known"
 
 
 def test_du_counts_what_any_worker_has(cluster: Cluster, run: Run) -> None:

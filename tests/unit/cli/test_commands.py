@@ -585,3 +585,12 @@ def test_down_goes_on_where_a_mount_was_just_unmounted(
     monkeypatch.setattr(down, "read_mounts", lambda: Mounts([line]))
     with pytest.raises(errors.CannotMount):
         down.unmount(record, home, lazy=False)
+
+
+@pytest.mark.parametrize("words", [["order", "--files-from", "-"], ["bench", "au"]])
+def test_a_directory_that_cannot_be_read_is_not_called_missing(
+    home: StateHome, run: Run, words: list[str]
+) -> None:
+    line = refused(run(*words, "n" * 300))
+    assert "cannot be read: File name too long" in line
+    assert "does not exist" in refused(run(*words, "/no/such/directory"), 2)

@@ -32,6 +32,7 @@ FULL = {
 }  # fmt: skip
 ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "MOUNT_DEAD": {"mountpoint": "/mnt", "mount_is_dead": True},
+    "MOUNT_GONE": {"mountpoint": "/mnt", "mount_is_gone": True},
     "ORIGIN_DOWN": {"sources": [DOWN]},
     "CREDENTIALS_EXPIRED": {"sources": [EXPIRED]},
     "ORIGIN_REFUSES": {

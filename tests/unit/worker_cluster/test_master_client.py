@@ -12,7 +12,7 @@ from aiohttp import web
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.access import HEADER, header_of
+from cachefs.core.access import HEADER, NOT_KNOWN, header_of
 from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.errors import (
     AccessDenied,
@@ -154,6 +154,32 @@ def test_a_busy_master_is_asked_again_and_is_not_down() -> None:
         async with Server(busy).listening() as server, connected(server.url) as client:
             with pytest.raises(Throttled):
                 await client.ask(c.Greeting(), c.Greeted, reach_s=0.01)
+
+    run(script())
+
+
+def test_a_token_that_is_replaced_at_this_moment_is_presented_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.membership.master_client.TOKEN_PAUSE_S", 0.001)
+
+    async def script() -> None:
+        refused = reply(c.encode(m.Failure("access-denied", NOT_KNOWN)), 403)
+        async with Server(refused).listening() as server, connected(server.url) as client:
+            with pytest.raises(AccessDenied):
+                await client.ask(c.Greeting(), c.Greeted)
+            assert len(server.requests) == 1, "it was never accepted"
+            server.handlers = [reply(), refused, refused, reply(), refused]
+            for _ in range(2):
+                assert await client.ask(c.Greeting(), c.Greeted)
+            monkeypatch.setattr("worker.membership.token_skew.SKEW_S", 0.05)
+            for _ in range(2):
+                with pytest.raises(AccessDenied):
+                    await client.ask(c.Greeting(), c.Greeted)
+            asked = len(server.requests)
+            with pytest.raises(AccessDenied):
+                await client.ask(c.Greeting(), c.Greeted)
+            assert len(server.requests) == asked + 1, "it was withdrawn"
 
     run(script())
 

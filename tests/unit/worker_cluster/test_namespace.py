@@ -494,7 +494,7 @@ def test_the_folders_that_changed_are_known_by_position() -> None:
         assert it.changed_folders(9).everything  # from before this node followed
         master.change(2, b"a", None)
         master.change(7, b"x", file(8))
-        await until(lambda: it.changed_folders(10).position == 12)
+        await it.catch_up()
         assert it.changed_folders(10) == m.ChangedFolders(12, [2, 7], run=1)
         assert it.changed_folders(11) == m.ChangedFolders(12, [7], run=1)
         master.start_again(2)
