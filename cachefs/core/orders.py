@@ -204,10 +204,11 @@ class Share(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raises BadConfig if the fields are no share."""
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size or self.start < 0:
-            raise BadConfig(
-                f"rank {self.rank} of {self.world_size} from position {self.start} is no share"
-            )
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            cause = f"rank {self.rank} does not exist with world_size {self.world_size}"
+            raise BadConfig(cause, remedy="ranks are counted from 0 to world_size - 1")
+        if self.start < 0:
+            raise BadConfig(f"a share cannot begin at position {self.start}")
 
     def count(self, n: int) -> int:
         """Returns how many of the positions of range(n) this rank reads."""

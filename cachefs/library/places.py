@@ -11,6 +11,7 @@ library finds or starts a server with the settings of `cachefs mount`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cachefs.core.specs import WorkerSpec
 
 SOURCE_SCHEME: Final = "cachefs+"
+_LOST_SLASH: Final = re.compile(r"cachefs(\+[a-z0-9+]+)?:/?(?!/)")
 MASTER_REMEDY: Final = "check the host and the port, and that `cachefs master` runs there"
 
 Dialing = MountDialer | ServerDialer
@@ -61,6 +63,9 @@ class Places:
             self._of, self._dialers, self._bases = mounts, {}, []
         if url.startswith(SCHEME + "/"):
             url = url[len(SCHEME) :]
+        if _LOST_SLASH.match(url):
+            cause = f"not a URL, a slash is missing: {url!r}"
+            raise BadConfig(cause, remedy="write ://, in a str: a pathlib.Path drops one slash")
         if "://" not in url:
             return self._on_mount(url, mounts, settings)
         if not is_cluster(url) and not url.startswith(SOURCE_SCHEME):

@@ -104,7 +104,7 @@ class MountListings:
         self._root = root
 
     def root_ino(self) -> int:
-        return os.stat(self._root).st_ino
+        return os.stat(os.fsdecode(self._root)).st_ino  # errors show the path as text
 
     def expect(self, inos: Sequence[int]) -> None:
         pass

@@ -59,9 +59,12 @@ class DataLoader:
     ) -> None:
         """`options`: those of torch's DataLoader, except shuffle, batch_sampler and in_order."""
         wrong = {"shuffle", "batch_sampler", "in_order"}.intersection(options)
-        if wrong or batch_size < 1:
-            named = ", ".join(sorted(wrong)) or f"batch_size {batch_size}"
+        if wrong:
+            named = ", ".join(sorted(wrong))
             raise BadConfig(f"{named}: the sampler decides the order", remedy="leave it out")
+        if batch_size < 1:
+            raise BadConfig(f"batch_size {batch_size}: a batch has one sample or more")
+        _check_length(dataset, len(sampler.manifest))
         self.dataset, self.sampler = dataset, sampler
         self.batch_size, self.num_workers, self.drop_last = batch_size, num_workers, drop_last
         self.batch_sampler = Batches(sampler, batch_size, drop_last)
@@ -98,6 +101,20 @@ class DataLoader:
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """Continues behind the last batch of a state. Raises BadConfig."""
         self.sampler.load_state_dict(values)
+
+
+def _check_length(dataset: Any, files: int) -> None:
+    """Raises BadConfig for a data set with fewer items than the manifest has files: their numbers
+    would differ, too."""
+    try:
+        items = len(dataset)
+    except TypeError:  # the program decides what a number means
+        return
+    if items < files:
+        raise BadConfig(
+            f"the data set has {items} items, and the sampler's manifest {files} files",
+            remedy="item i of the data set must be file i of the manifest",
+        )
 
 
 def torch_loader() -> Callable[..., Any]:

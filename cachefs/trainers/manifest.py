@@ -9,6 +9,7 @@ on every machine that sees the same names.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 import weakref
@@ -24,8 +25,10 @@ from cachefs.trainers.listings import MountListings, ServerListings
 from cachefs.trainers.manifest_build import ManifestBuild
 from cachefs.trainers.manifest_store import ManifestStore, mapped
 from cachefs.trainers.manifest_tables import TableMap
-from cachefs.trainers.mount_session import MountSession, open_session, state_home
+from cachefs.trainers.mount_session import MountSession, is_mounted, open_session, state_home
 from cachefs.trainers.name_checks import MOST_S, compare_names, is_due
+
+log = logging.getLogger(__name__)
 
 TRIES: Final = 4  # of listings whose server ends
 
@@ -42,6 +45,11 @@ class Manifest:
         self._home = StateHome(home) if home else state_home()
         self._root = os.fsencode(self.path)
         self._use(self._fresh())
+        if not len(self) and not is_mounted(self.path):
+            log.warning(
+                "%s has no files, and no mount is there: mount its source first "
+                "(`cachefs status` lists the mounts)", self.path
+            )  # fmt: skip
 
     @classmethod
     def of_tables(cls, path: str, home: str, stem: str) -> Manifest:

@@ -166,10 +166,11 @@ def wrong_options_are_refused(path: str, home: str) -> None:
         {"shuffle": True},
         {"batch_sampler": []},
         {"in_order": False},
-        {"batch_size": 0},
     ):
         with pytest.raises(BadConfig, match="the sampler decides the order"):
             loader_of(manifest, 0, **options)
+    with pytest.raises(BadConfig, match="a batch has one sample or more"):
+        loader_of(manifest, 0, batch_size=0)
 
 
 def ranks(path: str, home: str, rank: int, rendezvous: str) -> None:

@@ -92,6 +92,13 @@ def test_a_url_of_another_program(places: Places) -> None:
     assert caught.value.remedy == "write cachefs+s3://bucket/x"
 
 
+@pytest.mark.parametrize("url", ["cachefs+s3:/b/x", "cachefs:/mnt/x", "cachefs:host:19998/x"])
+def test_a_url_that_lost_a_slash(places: Places, url: str) -> None:
+    with pytest.raises(BadConfig, match="a slash is missing") as caught:
+        places.find(url, {})
+    assert "pathlib" in caught.value.remedy
+
+
 def test_a_setting_that_does_not_exist(places: Places) -> None:
     with pytest.raises(BadConfig, match="cache_sizes"):
         places.find("cachefs+s3://bucket/x", {"cache_sizes": "1GiB"})

@@ -58,7 +58,8 @@ def nothing_is_frozen() -> Iterator[None]:
 def make(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(loader, "torch_loader", lambda: ForkingLoader)
     sampler = OrderSampler(manifest, seed=1)
-    return lambda workers: DataLoader([], sampler=sampler, batch_size=7, num_workers=workers)
+    data = [0] * len(manifest)
+    return lambda workers: DataLoader(data, sampler=sampler, batch_size=7, num_workers=workers)
 
 
 def test_loader_processes_do_not_copy_what_they_share_to_collect_garbage(make: Any) -> None:
@@ -90,6 +91,15 @@ def test_what_the_program_has_left_out_stays_so(make: Any) -> None:
         assert before - len(newer) < gc.get_freeze_count() <= before
     finally:
         gc.unfreeze()
+
+
+def test_a_data_set_without_the_files_of_the_manifest_is_refused(manifest: Manifest) -> None:
+    sampler = OrderSampler(manifest)
+    for items in (0, len(manifest) - 1):
+        with pytest.raises(BadConfig, match=f"has {items} items, .* {len(manifest)} files"):
+            DataLoader([1] * items, sampler=sampler)
+    with pytest.raises(BadConfig, match="a batch has one sample or more"):
+        DataLoader([1] * len(manifest), sampler=sampler, batch_size=0)
 
 
 def test_options_that_decide_the_order_are_refused(manifest: Manifest) -> None:

@@ -79,10 +79,14 @@ def test_a_url_is_refused(home: str) -> None:
         Manifest("cachefs+s3://bucket/train", home=home)
 
 
-def test_an_empty_folder_has_a_manifest(tmp_path: Path, home: str) -> None:
+def test_an_empty_folder_has_a_manifest(
+    tmp_path: Path, home: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be the mount point of what is not mounted: that is said."""
     (tmp_path / "empty").mkdir()
     manifest = Manifest(tmp_path / "empty", home=home)
     assert (len(manifest), [*manifest], manifest.classes) == (0, [], [])
+    assert f"{tmp_path}/empty has no files, and no mount is there" in caplog.text
 
 
 def test_the_identity_is_that_of_names_and_sizes(files: Path, home: str, tmp_path: Path) -> None:
