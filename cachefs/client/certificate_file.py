@@ -54,10 +54,10 @@ class CertificateFile:
             line = err.one_line()
             if line != self._logged:
                 log.error("cannot reload the certificate, the former one is presented: %s", line)
-            self._logged = line
+            self._logged = self.facts["cause"] = line
             return
         self._newest, self._seen, self._logged = newest, seen, ""
-        self.facts.update(facts)
+        self.facts.update(facts, cause="")
         log.info("%s: the certificate was reloaded", self._security.tls_cert)
 
     def _signature(self) -> Signature:

@@ -46,6 +46,7 @@ CODES: Final[dict[str, Severity]] = {
     "DAMAGED": Severity.WARNING,
     "QUOTA_FULL": Severity.WARNING,
     "CERTIFICATE_EXPIRES": Severity.WARNING,  # an error after the expiry
+    "CERTIFICATE_UNUSABLE": Severity.WARNING,
     "JOB_FAILED": Severity.WARNING,
     "JOB_WAITS": Severity.WARNING,
     "MEMORY": Severity.WARNING,
@@ -142,10 +143,12 @@ class QuotaFacts(msgspec.Struct, frozen=True):
 
 
 class CertificateFacts(msgspec.Struct, frozen=True):
-    """The certificate that a server presents. `expires_at_s`: wall time; 0: no certificate."""
+    """The certificate that a server presents. `expires_at_s`: wall time; 0: no certificate.
+    `cause`: why its files, which have changed since, cannot be used."""
 
     path: str = ""
     expires_at_s: float = 0.0
+    cause: str = ""
 
 
 class CacheFacts(msgspec.Struct, frozen=True):
@@ -366,6 +369,9 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[HealthPro
 
 
 def _certificate(certificate: CertificateFacts, server: str, now: float) -> Iterator[HealthProblem]:
+    if certificate.cause:
+        cause = f"{certificate.cause}; the former certificate is presented until it restarts"
+        yield problem("CERTIFICATE_UNUSABLE", server, cause, "repair the files")
     left_s = certificate.expires_at_s - now
     if not certificate.expires_at_s or left_s >= CERTIFICATE_LEFT_S:
         return

@@ -103,11 +103,13 @@ def test_the_former_certificate_is_presented_while_the_new_one_is_bad(
                 files.look()
                 _, writer, presented = await connected(port, authority, HOST)
                 assert presented == certificate_of(first)
+                assert "tls_cert cannot be used" in files.facts["cause"]
                 writer.close()
             replace(path, second)
             files.look()
             _, writer, presented = await connected(port, authority, HOST)
             assert presented == certificate_of(second)
+            assert files.facts["cause"] == ""
             writer.close()
 
     asyncio.run(work())

@@ -49,6 +49,7 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "DAMAGED": {"cache": {"bad_pages": 2}},
     "QUOTA_FULL": {"quotas": [{"path": "/d", "quota_bytes": 4, "used_bytes": 4}]},
     "CERTIFICATE_EXPIRES": {"certificate": {"path": "/c.pem", "expires_at_s": NOW + 86_400.0}},
+    "CERTIFICATE_UNUSABLE": {"certificate": {"path": "/c.pem", "cause": "no PEM"}},
     "JOB_FAILED": {"failed_jobs": [{"job": 3, "message": "1 of 2", "ended_at_s": NOW - 5}]},
     "JOB_WAITS": {"waiting_jobs": [{"job": 4, "message": "waits: no worker"}]},
     "MEMORY": {"cache": {"memory": {"limit_bytes": 5, "used_bytes": 6}}},
