@@ -43,7 +43,7 @@ def parse_name(options: Mapping[str, str], *others: str) -> str:
 def fields_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the fields that this machine has of a credential, for a reader that knows none."""
     try:
-        found = os.listdir(_directory(name, environ))
+        found = os.listdir(directory_of(name, environ))
     except OSError:
         prefix = _variable(name, "")
         found = [key.removeprefix(prefix).lower() for key in environ if key.startswith(prefix)]
@@ -52,11 +52,12 @@ def fields_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
 
 def path_of(name: str, field: str, environ: Mapping[str, str] = os.environ) -> str:
     """Returns the path of a field's file; "" if the credential is no directory."""
-    directory = _directory(name, environ)
+    directory = directory_of(name, environ)
     return os.path.join(directory, field) if os.path.isdir(directory) else ""
 
 
-def _directory(name: str, environ: Mapping[str, str]) -> str:
+def directory_of(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the path of the directory that a credential has, or would have."""
     return os.path.join(environ.get(DIRECTORY_VARIABLE) or DIRECTORY, name)
 
 
@@ -97,7 +98,7 @@ class Credential:
         self._kept = None
 
     def _read(self) -> tuple[str, ...]:
-        directory = _directory(self._name, self._environ)
+        directory = directory_of(self._name, self._environ)
         if os.path.isdir(directory):
             found = [_text(os.path.join(directory, field)) for field in self._fields]
         else:

@@ -33,9 +33,9 @@ _name: Final[_Key] = attrgetter("name")  # costs less than a call of Python for 
 def sorted_pages(
     pages: Iterable[Page], scratch: str | None, run_names: int = RUN_NAMES
 ) -> Iterator[Page]:
-    """Yields the entries of all pages in the order of `order_key`. More than `run_names` names use
-    a file in the directory `scratch` (None: the system's), of about 60 bytes a name. Raises the
-    errors of `pages`, and NoSpace."""
+    """Yields the entries of all pages in the order of `order_key`, each once. More than `run_names`
+    names use a file in the directory `scratch` (None: the system's), of about 60 bytes a name.
+    Raises the errors of `pages`, and NoSpace."""
     with contextlib.ExitStack() as stack:
         runs: list[_Run] = []
         names: list[Entry] = []
@@ -51,10 +51,10 @@ def sorted_pages(
             yield Page([], hidden)
         if runs and file:
             runs.append(_Run(file, names))
-            yield from _in_pages(_merged(runs, run_names))
+            yield from _in_pages(_once(_merged(runs, run_names)))
         else:
             names.sort(key=_key_of(names))
-            yield from _in_pages([names])
+            yield from _in_pages(_once([names]))
 
 
 def _key_of(names: list[Entry]) -> _Key:
@@ -124,6 +124,21 @@ def _merged(runs: list[_Run], at_once: int) -> Iterator[list[Entry]]:
             part += run.take(safe, key)
         part.sort(key=key)
         yield part
+
+
+def _once(parts: Iterable[list[Entry]]) -> Iterator[list[Entry]]:
+    """Drops entries that a store lists again: some put a directory on several pages."""
+    before = b""
+    for part in parts:
+        if not part:
+            continue
+        if len({entry.name for entry in part}) < len(part) or _order_key(part[0]) == before:
+            first = {_order_key(entry): entry for entry in reversed(part)}
+            first.pop(before, None)
+            part = [*reversed(first.values())]
+        if part:
+            before = _order_key(part[-1])
+            yield part
 
 
 def _in_pages(parts: Iterable[list[Entry]]) -> Iterator[Page]:

@@ -26,6 +26,7 @@ from master.origins.syncer import Syncer
 from master.origins.unavailable import NullConnector, UnavailableConnector
 from master.push.feeds import Feeds
 from master.push.settings import checked
+from master.push.webhook_secrets import check_present
 from master.state.feed_state import FeedState
 from master.state.records import MountRecord
 from master.store.base import Store
@@ -84,6 +85,7 @@ class MountTable:
         try:
             push = checked(asked.push, asked.source.url, connector.capabilities)
             record = msgspec.structs.replace(asked, path=_clean(asked.path), push=push)
+            await asyncio.to_thread(check_present, push)
             known = self._same(record)
             if known is None or _is_absent(known):
                 await self._sync.check_connector(connector)
@@ -134,6 +136,8 @@ class MountTable:
         mount = self.at(call.path)
         before, record = mount.record, _with_changes(mount, call)
         unused = None
+        if call.push is not None:
+            await asyncio.to_thread(check_present, record.push)
         try:
             if record.source != before.source:
                 unused = await asyncio.to_thread(open_connector, record.source)

@@ -85,7 +85,7 @@ def check_empty_directory(path: str) -> None:
     try:
         info = os.stat(path)
     except FileNotFoundError as err:
-        remedy = f"create it: mkdir -p {path}"
+        remedy = f"create it: mkdir -p {shlex.quote(path)}"
         raise CannotMount("the mount point does not exist", path=path, remedy=remedy) from err
     except NotADirectoryError as err:
         raise NotADirectory("the mount point is not a directory", path=path) from err

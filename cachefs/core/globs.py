@@ -6,10 +6,18 @@ directory selects everything below it.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from cachefs.core.glob_automaton import ANY, SLASH, GlobAutomaton, Step
+
+MOST_STARS: Final = 32  # of one glob
+MOST_TRIES: Final = 1 << 17  # of a regular expression, which is faster for short names
+_STARS: Final = (b"*", b"**", b"**/")
 _MAGIC = re.compile(rb"[*?\[]")
 _TOKEN = re.compile(rb"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
 
@@ -20,9 +28,16 @@ class Selection(msgspec.Struct, frozen=True):
 
     base: bytes
     pattern: re.Pattern[bytes] | None
+    glob: bytes = b""
+    stars: int = 0
 
     def matches(self, path: bytes) -> bool:
-        return self.pattern is None or self.pattern.fullmatch(path) is not None
+        """Returns whether the glob selects a path, in a time that no glob and no name prolongs."""
+        if self.pattern is None:
+            return True
+        if self.stars < 2 or (len(path) - len(self.base)) ** self.stars <= MOST_TRIES:
+            return self.pattern.fullmatch(path) is not None
+        return _automaton(self.glob).matches(path)
 
 
 def is_glob(text: bytes) -> bool:
@@ -41,8 +56,32 @@ def select(text: bytes) -> Selection:
     magic = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), None)
     if magic is None:
         return Selection(b"/".join(parts), None)
-    pattern = _translate(b"/".join(parts)) + rb"(?:/.*)?"
-    return Selection(b"/".join(parts[:magic]), re.compile(pattern, re.DOTALL))
+    glob = b"/".join(parts)
+    pattern = re.compile(_translate(glob) + rb"(?:/.*)?", re.DOTALL)
+    return Selection(b"/".join(parts[:magic]), pattern, glob, stars(glob))
+
+
+def stars(glob: bytes) -> int:
+    """Returns the number of parts of a glob that match any number of bytes."""
+    return sum(token in _STARS for token in _TOKEN.findall(glob))
+
+
+@functools.lru_cache(maxsize=64)
+def _automaton(glob: bytes) -> GlobAutomaton:
+    return GlobAutomaton([step for token in _TOKEN.findall(glob) for step in _steps(token)])
+
+
+def _steps(token: bytes) -> Iterator[Step]:
+    if token == b"**/":
+        yield Step(skips=2)
+        yield Step(takes=(SLASH,), keeps=ANY)
+    elif token == b"**":
+        yield Step(keeps=ANY, skips=1)
+    elif token == b"*":
+        yield Step(keeps=frozenset(ANY) - {SLASH}, skips=1)
+    else:
+        one = re.compile(_regex(token), re.DOTALL)
+        yield Step(takes=frozenset(byte for byte in ANY if one.fullmatch(bytes([byte]))))
 
 
 def _translate(glob: bytes) -> bytes:

@@ -15,6 +15,7 @@ import os
 import pwd
 import stat
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from cachefs.core.errors import AccessDenied
@@ -81,8 +82,8 @@ def _check_one(path: Path) -> None:
             raise AccessDenied(
                 f"{shown}, who could change what is kept in {path}",
                 path=str(directory),
-                remedy=f"{_REMEDY}, or: chmod go-w {directory}, or, where these users are trusted:"
-                " --trust-directories",
+                remedy=f"{_REMEDY}, or: chmod go-w {quote(str(directory))},"
+                " or, where these users are trusted: --trust-directories",
             )
 
 

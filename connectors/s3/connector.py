@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
+
+import msgspec
 
 from cachefs.core.errors import (
     AccessDenied,
@@ -52,6 +54,7 @@ from connectors.small_read_choice import SmallReadChoice
 
 PAGE_KEYS: Final = 1000
 STAT_KEYS: Final = 2  # an object, and the first name behind it
+UNORDERED_KEYS: Final = 16  # all names that begin as most others do
 REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
 NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
 READING: Final = Capabilities(
@@ -69,6 +72,8 @@ READING: Final = Capabilities(
 class S3Connector:
     """A bucket, or a prefix of it. Resolves nothing before the first request."""
 
+    _declared: ClassVar[Capabilities] = READING
+
     def __init__(
         self,
         bucket: str,
@@ -81,12 +86,16 @@ class S3Connector:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._tell_made = tell_made
-        self._http = S3Http(bucket, options or S3Options(), tell_made)
+        options = options or S3Options()
+        self._capabilities = msgspec.structs.replace(
+            self._declared, ordered_listings=options.ordered_listings
+        )
+        self._http = S3Http(bucket, options, tell_made)
         self._turns: SmallReadChoice[Requests] = SmallReadChoice(REQUESTS_S, time.monotonic)
 
     @property
     def capabilities(self) -> Capabilities:
-        return READING
+        return self._capabilities
 
     def close(self) -> None:
         self._turns.close()
@@ -150,13 +159,14 @@ class S3Connector:
         name = path.rpartition(b"/")[2]
         if not path:
             return Entry(name, DIRECTORY)
-        key = self._key(path)
+        key, is_ordered = self._key(path), self._capabilities.ordered_listings
+        most = STAT_KEYS if is_ordered else UNORDERED_KEYS
         try:
-            listing = self._list({"prefix": key, "delimiter": "/", "max-keys": str(STAT_KEYS)})
+            listing = self._list({"prefix": key, "delimiter": "/", "max-keys": str(most)})
         except AccessDenied:
             # A caller who may read and not list still sees the file.
             return Entry(name, self._head(key))
-        file, has_keys_below = first_names(listing, key)
+        file, has_keys_below = first_names(listing, key, is_ordered=is_ordered)
         if has_keys_below is None:
             has_keys_below = self._has_keys(key + "/")
         if has_keys_below:
@@ -199,7 +209,8 @@ class S3Connector:
 
         where = f"s3://{self._bucket}/{prefix}"
         replies = PageReplies(self._http, request, where)
-        pages = DirectoryPages(prefix, where, replies, _parsed)
+        checks_order = self._capabilities.ordered_listings
+        pages = DirectoryPages(prefix, where, replies, _parsed, checks_order=checks_order)
         return Pages(pages.fetch, pages.close)
 
     # Bytes.

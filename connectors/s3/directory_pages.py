@@ -4,12 +4,15 @@ current one are made."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from cachefs.core.errors import CacheFSError
-from connectors.base import Page
+from cachefs.core.errors import CacheFSError, OriginError
+from cachefs.core.model import Kind
+from connectors.base import Entry, Page, order_key
 from connectors.page_replies import PageReplies
 from connectors.s3.listing import Listing, ListingProgress, directory_page
 
+ANOTHER_ORDER: Final = "give the source the option --option ordered_listings=false"
 Parsed = tuple[str, Callable[[], Listing]]
 
 
@@ -17,14 +20,23 @@ class DirectoryPages:
     """One listing. For one thread."""
 
     def __init__(
-        self, prefix: str, where: str, replies: PageReplies, parse: Callable[[bytes], Parsed]
+        self,
+        prefix: str,
+        where: str,
+        replies: PageReplies,
+        parse: Callable[[bytes], Parsed],
+        *,
+        checks_order: bool = False,
     ) -> None:
         """`parse` returns the token of the next page, "" at the end, and what makes the listing;
-        both raise the errors of a bad reply. `where` is the path of errors."""
+        both raise the errors of a bad reply. `where` is the path of errors. `checks_order`: a
+        page with a name that is not behind those of the page before it is an error."""
         self._prefix = prefix
         self._where = where
         self._replies = replies
         self._parse = parse
+        self._checks_order = checks_order
+        self._last = b""
         self._progress = ListingProgress()
 
     def fetch(self, token: str | None) -> tuple[Page, str | None]:
@@ -47,4 +59,17 @@ class DirectoryPages:
         listing = listing_of()
         page = directory_page(listing, self._prefix)
         self._progress.check(token, listing)
+        if self._checks_order and page.entries:
+            self._check_order(page.entries)
         return page, following or None
+
+    def _check_order(self, entries: list[Entry]) -> None:
+        """Raises OriginError for a page that begins before the end of the former one."""
+        if self._last and _order(entries[0]) <= self._last:
+            cause = "the server's listing is not in the order of Amazon S3's"
+            raise OriginError(cause, remedy=ANOTHER_ORDER)
+        self._last = _order(entries[-1])
+
+
+def _order(entry: Entry) -> bytes:
+    return order_key(entry.name, entry.fingerprint.kind is Kind.DIRECTORY)

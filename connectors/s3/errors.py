@@ -18,10 +18,25 @@ MAY_READ: Final = "the caller needs s3:GetObject and s3:ListBucket on it"
 
 _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 _BAD_KEY: Final = frozenset(
-    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "XAdminUserNotFound"}
+    {
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "InvalidTokenId",  # MinIO
+        "XAdminUserNotFound",  # versitygw
+    }
 )
 _THROTTLED: Final = frozenset(
-    {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
+    {
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "RequestLimitExceeded",
+        "TooManyRequests",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "ServerBusy",  # MinIO
+    }
 )
 _REGION: Final = frozenset(
     {
@@ -71,6 +86,12 @@ def classify(failure: S3Failure, path: str = "") -> CacheFSError:
     """Returns the typed error of a failed request."""
     kind, cause, remedy = _by_code(failure) or _by_status(failure)
     return kind(cause, remedy=remedy, path=path, request_id=failure.request_id)
+
+
+def refuses_keys(failure: S3Failure) -> bool:
+    """Returns whether other credentials may be accepted: the keys are unknown or have expired."""
+    expired = failure.code in _EXPIRED or failure.code == "RequestTimeTooSkewed"
+    return expired or failure.code in _BAD_KEY
 
 
 _Verdict = tuple[type[CacheFSError], str, str]

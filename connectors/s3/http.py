@@ -11,12 +11,12 @@ from urllib.parse import quote
 import pycurl
 from botocore.httpsession import get_cert_path
 
-from cachefs.core.errors import CacheFSError, CredentialsMissing
+from cachefs.core.errors import CacheFSError
 from connectors.fetch.connection_pool import FetchBody
 from connectors.fetch.request import HttpRequest, OnConnected
 from connectors.fetch.sender import Sender
 from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
-from connectors.s3.errors import classify, parse_failure
+from connectors.s3.errors import classify, parse_failure, refuses_keys
 from connectors.s3.options import S3Options
 
 LISTING_BYTES: Final = 16 << 20  # the largest page; 1,000 keys of 1,024 bytes, encoded, are 4 MiB
@@ -148,7 +148,6 @@ class S3Http(Sender):
             reply.head.headers.get("x-amz-request-id", "").split(",")[0],
             reply.head.headers.get("x-amz-bucket-region", ""),
         )
-        error = classify(failure, path)
-        if isinstance(error, CredentialsMissing):
+        if refuses_keys(failure):
             self._credentials.forget()
-        return error
+        return classify(failure, path)

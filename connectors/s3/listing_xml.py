@@ -40,8 +40,12 @@ def page_texts(body: bytes) -> PageTexts:
     except etree.XMLSyntaxError as error:
         raise BadBody(f"the listing is malformed or incomplete ({error})") from error
     name = etree.QName(root)
+    if name.localname == "ListAllMyBucketsResult":
+        cause = "the endpoint lists its buckets: it takes no bucket from the host name"
+        raise OriginError(cause, remedy="give --addressing-style path")
     if name.localname != "ListBucketResult":
-        raise OriginError(f"the endpoint sent <{root.tag}> instead of a listing: no S3 server?")
+        cause = f"the endpoint sent <{name.localname}> instead of a listing: no S3 server?"
+        raise OriginError(cause, remedy="check its URL")
     return _texts(root, name.namespace)
 
 

@@ -21,6 +21,7 @@ OPTIONS: Final[dict[str, str]] = {
     "anonymous": "true: requests are not signed (public buckets); default false",
     "ca_bundle": "PEM file of certificates; default: AWS_CA_BUNDLE, the profile's, the system's",
     "addressing_style": "path | virtual | auto (virtual on AWS, path elsewhere); default auto",
+    "ordered_listings": "false: the server lists names in another order than AWS; default true",
 }
 ADDRESSING_STYLES: Final = ("auto", "path", "virtual")
 _TRUE: Final = frozenset({"true", "1", "yes", "on"})
@@ -38,6 +39,7 @@ class S3Options(msgspec.Struct, frozen=True):
     anonymous: bool = False
     ca_bundle: str = ""
     addressing_style: str = "auto"
+    ordered_listings: bool = True
 
 
 def parse_options(options: Mapping[str, str]) -> S3Options:
@@ -52,6 +54,7 @@ def parse_options(options: Mapping[str, str]) -> S3Options:
         anonymous=_boolean(options, "anonymous"),
         ca_bundle=_ca_bundle(options.get("ca_bundle", "")),
         addressing_style=_addressing_style(options.get("addressing_style", "") or "auto"),
+        ordered_listings=_boolean({"ordered_listings": "true", **options}, "ordered_listings"),
     )
 
 

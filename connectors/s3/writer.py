@@ -54,9 +54,7 @@ WRITABLE: Final[Capabilities] = msgspec.structs.replace(
 class S3Writer(S3Connector):
     """A bucket, or a prefix of it, that can be written."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return WRITABLE
+    _declared = WRITABLE
 
     def put(self, path: bytes, data: memoryview, expect: Expectation) -> Fingerprint:
         key = self._key(path)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cachefs.core.errors import BadConfig
-from cachefs.core.globs import select
+from cachefs.core.globs import MOST_STARS, select, stars
 from cachefs.core.jobs import PATHS_PER_CALL, PRIORITIES, JobSpec
 from cachefs.core.policies import above, shown
 from master.state.job_record import JobRecord
@@ -36,6 +36,8 @@ def normal(path: bytes) -> bytes:
     normal = b"/".join(parts)
     if b".." in parts or len(normal) > MAX_PATH_BYTES or b"\0" in normal:
         raise BadConfig("not a path of the namespace", path=shown(path[:MAX_PATH_BYTES]))
+    if stars(normal) > MOST_STARS:
+        raise BadConfig(f"a glob with more than {MOST_STARS} stars", path=shown(normal))
     return normal
 
 

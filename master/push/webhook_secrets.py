@@ -6,12 +6,29 @@ import hmac
 from typing import Final
 
 from cachefs.core.errors import AccessDenied, CredentialsMissing
-from connectors.credential import LOOK_S, Credential
+from connectors.credential import LOOK_S, Credential, directory_of
 from master.push.settings import Kind, parse
 
 FIELD: Final = "webhook_secret"
 MIN_CHARS: Final = 16
 MAX_KEPT: Final = 1000  # credentials
+
+
+def check_present(push: str) -> None:
+    """Reads the secret of a setting that `master.push.settings.checked` has passed, if it has one.
+    Raises CredentialsMissing if no event could be accepted."""
+    kind, name = parse(push)
+    if kind is not Kind.WEBHOOK:
+        return
+    try:
+        _secret(name, Credential(name, (FIELD,)))
+    except CredentialsMissing as err:
+        file = f"{directory_of(name)}/{FIELD}"
+        raise CredentialsMissing(
+            f"the master would refuse every event: {err.cause}",
+            remedy=f"write the sender's secret to {file} on the master",
+            path=err.path,
+        ) from err
 
 
 class WebhookSecrets:
@@ -38,11 +55,14 @@ class WebhookSecrets:
     def _of(self, name: str) -> str:
         if len(self._kept) > MAX_KEPT:
             self._kept.clear()
-        kept = self._kept.setdefault(name, Credential(name, (FIELD,)))
-        (secret,) = kept.values()
-        if len(secret) < MIN_CHARS:
-            raise CredentialsMissing(f"{FIELD} of {name} has less than {MIN_CHARS} characters")
-        return secret
+        return _secret(name, self._kept.setdefault(name, Credential(name, (FIELD,))))
+
+
+def _secret(name: str, credential: Credential) -> str:
+    (secret,) = credential.values()
+    if len(secret) < MIN_CHARS:
+        raise CredentialsMissing(f"{FIELD} of {name} has less than {MIN_CHARS} characters")
+    return secret
 
 
 def _equal(one: str, other: str) -> bool:

@@ -226,6 +226,30 @@ def test_an_event_is_answered_when_the_change_is_seen(tmp_path: Path, secrets: P
     run(work())
 
 
+def test_a_webhook_without_its_secret_is_refused(tmp_path: Path, secrets: Path) -> None:
+    """By each of the two calls, which then change nothing."""
+
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+            body = {"push": "webhook:other"}
+            status, refused = await it("PATCH", "/sources?path=/im", body, ALL)
+            assert status == 502
+            assert str(secrets / "other" / "webhook_secret") in str(refused)
+            new = {"url": "s3://bucket/new", "path": "/new", "push": "webhook:other"}
+            it.cluster.origins["s3://bucket/new"] = _origin()
+            assert (await it("POST", "/sources", new, ALL))[0] == 502
+            _, page = await it("GET", "/sources", None, ALL)
+            assert [(row["path"], row["push"]) for row in page["items"]] == [
+                ("/im", "webhook:hook")
+            ]
+            (secrets / "hook" / "webhook_secret").unlink()
+            body = {"sync_interval_s": 60}
+            assert (await it("PATCH", "/sources?path=/im", body, ALL))[0] == 200, "no new feed"
+
+    run(work())
+
+
 def test_only_stores_of_s3_have_webhooks(tmp_path: Path) -> None:
     async def work() -> None:
         async with api(tmp_path, TOKENS) as it:

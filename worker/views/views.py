@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from itertools import starmap
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachefs.core.errors import (
@@ -405,7 +406,7 @@ class Views:
                 raise InUse(
                     f"the policy view={found[0].record.policy} covers it",
                     path=shown(path),
-                    remedy=f"cachefs policy set {shown(path)} view=never",
+                    remedy=f"cachefs policy set {quote(shown(path))} view=never",
                 )
             await self._thaw(found[0])
             if found[0].record.pinned:

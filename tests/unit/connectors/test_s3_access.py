@@ -119,6 +119,29 @@ def test_renewed_credentials_are_found_after_expired_ones(
     source.check()
 
 
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidTokenId"])
+def test_other_keys_are_found_after_refused_ones(
+    server: ScriptedS3, aws: pytest.MonkeyPatch, tmp_path: Path, code: str
+) -> None:
+    """An operator replaces the keys of a file, and deletes the former ones at the store. MinIO has
+    InvalidTokenId for a session that ended."""
+    aws.delenv("AWS_ACCESS_KEY_ID")
+    aws.delenv("AWS_SECRET_ACCESS_KEY")
+    shared = tmp_path / "keys"
+    aws.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+    keys = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\n"
+    shared.write_text(keys.format("former"))
+    server.script = lambda request: (
+        error(403, code) if signer(request).startswith("former ") else answer(request)
+    )
+    source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+    with pytest.raises(errors.AccessDenied) as caught:
+        content(source)
+    assert caught.value.remedy == "check the credentials and the profile"
+    shared.write_text(keys.format("other"))
+    assert content(source) == b"data"
+
+
 def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
     def script(request: Request) -> Answer:
         if request.method == "HEAD":

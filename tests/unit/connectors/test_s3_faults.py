@@ -150,6 +150,7 @@ FAULTS = [
     (500, "InternalError", errors.Unavailable),
     (502, "", errors.Unavailable),
     (503, "SlowDown", errors.Throttled),
+    (503, "SlowDownRead", errors.Throttled),  # MinIO
     (503, "ServiceUnavailable", errors.Unavailable),
     (504, "", errors.Unavailable),
 ]
@@ -235,6 +236,15 @@ def test_an_endpoint_that_is_no_s3_server(server: ScriptedS3) -> None:
     server.script = lambda _request: Answer(body=b"<html><body>Welcome</body></html>")
     with pytest.raises(errors.OriginError, match="no S3 server"):
         connector(server).check()
+
+
+def test_a_server_that_takes_no_bucket_from_the_host_name(server: ScriptedS3) -> None:
+    """MinIO without MINIO_DOMAIN, SeaweedFS without -s3.domainName."""
+    body = b'<ListAllMyBucketsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
+    server.script = lambda _request: Answer(body=body)
+    with pytest.raises(errors.OriginError, match="no bucket from the host name") as caught:
+        connector(server).check()
+    assert caught.value.remedy == "give --addressing-style path"
 
 
 def test_a_caller_who_may_not_list_still_reads(server: ScriptedS3) -> None:

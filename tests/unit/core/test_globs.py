@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.core import globs
 from cachefs.core.globs import select
 
 
@@ -30,6 +31,30 @@ def test_selection(glob: bytes, base: bytes, yes: list[bytes], no: list[bytes]) 
     assert selection.base == base
     assert [path for path in yes if not selection.matches(path)] == []
     assert [path for path in no if selection.matches(path)] == []
+
+
+GLOBS = st.lists(st.sampled_from([b"*", b"**", b"**/", b"?", b"[ab]", b"[!a]", b"a", b"b", b"/"]))
+PATHS = st.lists(st.sampled_from([b"a", b"b", b"/", b"\xff"]), max_size=12).map(b"".join)
+
+
+@given(GLOBS.map(b"".join), PATHS)
+def test_the_automaton_and_the_regular_expression_select_the_same(glob: bytes, path: bytes) -> None:
+    selection = select(glob)
+    if selection.pattern is not None:
+        found = globs._automaton(selection.glob).matches(path)
+        assert found == (selection.pattern.fullmatch(path) is not None)
+
+
+@pytest.mark.parametrize("star", [b"*", b"**", b"**/", b"*?", b"x**/"])
+@pytest.mark.timeout(20)
+def test_no_name_takes_a_glob_long(star: bytes) -> None:
+    """A regular expression takes hours for some of these, and stops the process for as long."""
+    selection = select(b"d/" + (star + b"a") * 30 + star + b"b")
+    for name in (b"a" * 250, b"xa" * 125, b"a/" * 2000):
+        assert not selection.matches(b"d/" + name)
+    two = select(b"**a**b")
+    assert not two.matches(b"a" * 4000)
+    assert two.matches(b"a" * 4000 + b"b")
 
 
 @given(st.binary(max_size=30))

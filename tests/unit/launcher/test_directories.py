@@ -108,6 +108,16 @@ def test_a_directory_that_a_group_may_write(above: Path, monkeypatch: pytest.Mon
     check_own(above / "tier")
 
 
+def test_a_command_that_is_shown_runs_no_other(above: Path) -> None:
+    """Another user may have chosen the name of a directory above."""
+    odd = above / "a; touch b"
+    odd.mkdir()
+    odd.chmod(0o777)
+    with pytest.raises(AccessDenied) as caught:
+        check_own(odd / "tier")
+    assert f"chmod go-w '{odd}'," in caught.value.remedy
+
+
 def test_a_directory_of_another_user(above: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     refused(above / "tier", "belongs to user")

@@ -8,7 +8,7 @@ import pytest
 
 from cachefs.core.errors import AccessDenied, CredentialsMissing
 from connectors.credential import DIRECTORY_VARIABLE
-from master.push.webhook_secrets import WebhookSecrets
+from master.push.webhook_secrets import WebhookSecrets, check_present
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105
 
@@ -54,3 +54,30 @@ def test_a_secret_that_was_right_is_not_read_again_within_a_second(
     assert not secrets.passed("webhook:team-a", "no UTF-8: \udcff", 10.9)
     assert not secrets.passed("webhook:team-b", SECRET, 10.9)
     assert not secrets.passed("webhook:team-a", SECRET, 11.1)
+
+
+def test_a_setting_without_its_secret_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every event would be, without a trace for the operator."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    for push in ("", "sqs:http://127.0.0.1/team-a", "poll:5s"):
+        check_present(push)
+    path = tmp_path / "team-a" / "webhook_secret"
+
+    def refusal() -> str:
+        with pytest.raises(CredentialsMissing) as refused:
+            check_present("webhook:team-a")
+        return refused.value.one_line()
+
+    remedy = f"write the sender's secret to {path} on the master"
+    cause = "the master would refuse every event: the credential 'team-a' is not on this machine"
+    assert refusal() == f"{cause}; {remedy}"
+    path.parent.mkdir()
+    path.write_text("short")
+    assert "has less than 16 characters; " + remedy in refusal()
+    path.write_text(SECRET)
+    path.chmod(0o666)
+    assert f"{path}: the master would refuse every event: " in refusal()
+    path.chmod(0o600)
+    check_present("webhook:team-a")
