@@ -259,15 +259,24 @@ class _SourceFileSystem(CacheFileSystem):
         return self._tree(top), rest
 
 
-class S3CacheFileSystem(_SourceFileSystem):
+class _BucketFileSystem(_SourceFileSystem):
+    """Paths that begin with a bucket or an account: a slash before it means nothing."""
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        stripped = super()._strip_protocol(path)
+        return stripped.lstrip("/") if isinstance(stripped, str) else stripped
+
+
+class S3CacheFileSystem(_BucketFileSystem):
     protocol = "cachefs+s3"
 
 
-class GsCacheFileSystem(_SourceFileSystem):
+class GsCacheFileSystem(_BucketFileSystem):
     protocol = "cachefs+gs"
 
 
-class AzCacheFileSystem(_SourceFileSystem):
+class AzCacheFileSystem(_BucketFileSystem):
     protocol = "cachefs+az"
 
 

@@ -10,14 +10,15 @@ import msgspec
 
 from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, ProtocolError, Stale
+from cachefs.core.errors import CacheFSError, NoDescriptorLeft, ProtocolError, Stale
 from cachefs.core.model import Inode, NamespaceId
 from cachefs.library.node_session import TRIES, NodeSession, checked
-from cachefs.library.pipeline import Pipeline
+from cachefs.library.pipeline import IN_FLIGHT, Pipeline
 from cachefs.library.published_files import read_all
 from cachefs.library.shared_socket import Reply, SocketLost
 
 ASK_BYTES: Final = 1 << 20
+FEW: Final = 16  # requests in flight after descriptors were lacking: each reply may have one
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -41,22 +42,31 @@ class ColdReads:
         self._open: dict[int, _PartialRead] = {}
 
     def run(self) -> Mapping[int, bytes | CacheFSError | OSError]:
-        """Reads everything; repeats what a lost connection interrupted. Raises SocketLost after
-        several losses, DeadlineExceeded, and OSError of the cache's disk."""
-        for _ in range(TRIES - 1):
-            try:
-                self._run_once()
-            except SocketLost:
-                continue
-            return self._done
-        self._run_once()
+        """Reads everything; repeats what a lost connection interrupted, and with fewer requests in
+        flight what found no descriptor. Raises SocketLost after several losses, DeadlineExceeded,
+        and OSError of the cache's disk."""
+        for most in (IN_FLIGHT, FEW, 1):
+            self._run(most)
+            lacking = [n for n, one in self._done.items() if isinstance(one, NoDescriptorLeft)]
+            if not lacking or most == 1:
+                break
+            for item in lacking:
+                del self._done[item]
         return self._done
 
-    def _run_once(self) -> None:
+    def _run(self, most: int) -> None:
+        for _ in range(TRIES - 1):
+            try:
+                return self._run_once(most)
+            except SocketLost:
+                continue
+        self._run_once(most)
+
+    def _run_once(self, most: int) -> None:
         with self._session.exchange() as exchange:
             self._shared = exchange.shared
             try:
-                Pipeline(exchange, self._take).run(self._opens())
+                Pipeline(exchange, self._take, most).run(self._opens())
             finally:
                 for item in [*self._open]:
                     self._close(item)

@@ -18,9 +18,11 @@ Take = Callable[[int, Reply], "m.Message | None"]
 class Pipeline:
     """The items of one run. Each item has at most one request in flight."""
 
-    def __init__(self, exchange: Exchange, take: Take) -> None:
+    def __init__(self, exchange: Exchange, take: Take, most: int = IN_FLIGHT) -> None:
+        """`most`: requests in flight."""
         self._exchange = exchange
         self._take = take
+        self._most = most
         self._items: dict[int, int] = {}  # request -> item
 
     def run(self, items: Iterable[tuple[int, m.Message]]) -> None:
@@ -37,7 +39,7 @@ class Pipeline:
     def _has_room(self) -> bool:
         if not self._items:
             return True  # a run with one request in flight always proceeds
-        return len(self._items) < IN_FLIGHT and self._exchange.shared.has_room()
+        return len(self._items) < self._most and self._exchange.shared.has_room()
 
     def _send(self, item: int, body: m.Message) -> None:
         self._items[self._exchange.send(body, reply_deadline())] = item

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SOURCE_SCHEME: Final = "cachefs+"
 _LOST_SLASH: Final = re.compile(r"cachefs(\+[a-z0-9+]+)?:/?(?!/)")
+_STORES: Final = frozenset(("s3", "gs", "az", "hdfs", "file"))
 MASTER_REMEDY: Final = "check the host and the port, and that `cachefs master` runs there"
 
 Dialing = MountDialer | ServerDialer
@@ -69,7 +70,7 @@ class Places:
         if "://" not in url:
             return self._on_mount(url, mounts, settings)
         if not is_cluster(url) and not url.startswith(SOURCE_SCHEME):
-            raise BadConfig(f"not a URL of CacheFS: {url!r}", remedy=f"write {SOURCE_SCHEME}{url}")
+            raise BadConfig(f"not a URL of CacheFS: {url!r}", remedy=_remedy_for(url))
         return self._at_url(url, settings)
 
     # ---- paths on mounts ----
@@ -126,6 +127,13 @@ class Places:
             if is_below(url, base) and (is_ours(record.pid) or is_ours(record.supervisor)):
                 return MountDialer(home, record)
         return None
+
+
+def _remedy_for(url: str) -> str:
+    """Returns what to write in place of a URL without our scheme."""
+    if url.partition("://")[0] in _STORES:
+        return f"write {SOURCE_SCHEME}{url}"
+    return f"write {SOURCE_SCHEME}s3://BUCKET/path, cachefs://HOST:PORT/path or a path on a mount"
 
 
 class _Base(NamedTuple):

@@ -299,6 +299,8 @@ def test_a_bucket_without_a_mount(
             f"{bucket.name}/plain/x.bin",
             f"{bucket.name}/plain/y.bin",
         ]
+        assert system.cat(f"/{bucket.name}/plain/y.bin") == files["plain/y.bin"]
+        assert system.ls(f"/{bucket.name}/plain", detail=False)[1] == f"{bucket.name}/plain/y.bin"
         arrow = cachefs.arrow.filesystem(f"{url}/tables")
         assert pq.read_table("a.parquet", filesystem=arrow) == table(1)
         assert len(fsspec.open(f"{url}/plain/y.bin").open().read()) == 10

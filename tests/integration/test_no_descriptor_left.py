@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cachefs.client.lost_descriptors import CAUSE
-from cachefs.core.errors import NoDescriptorLeft
 from cachefs.library.library import Library
 from cachefs.library.tree import Tree
 from tests.integration.conftest import Bucket, Node
@@ -58,7 +57,8 @@ def test_of_a_mount(node: Node, bucket: Bucket, files: dict[str, bytes]) -> None
 def test_of_a_program(
     node: Node, bucket: Bucket, library: Library, files: dict[str, bytes]
 ) -> None:
-    """[S-library-errors] Each file of a batch has its own error, with its name."""
+    """[S-library-errors] A few descriptors are enough for a batch. Without any, each file of it has
+    its own error, with its name."""
     bucket.fill(files)
     mnt = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
     tree = Tree(str(mnt), {"home": str(node.state)}, lambda: library)
@@ -66,12 +66,9 @@ def test_of_a_program(
     tree.stat_batch(names)
     session = library.locate(str(mnt), {"home": str(node.state)}).source.session
     epoch = session.epoch
-    with descriptors_left(8):  # replies with descriptors have no room
-        got = tree.read_batch(names, on_error="return")
-    failed = [one for one in got if isinstance(one, OSError)]
-    assert {one.errno for one in failed} == {errno.EMFILE}
-    assert any(isinstance(one.__cause__, NoDescriptorLeft) for one in failed)
-    for _ in range(2):  # partly cold, and where all files are complete
+    with descriptors_left(8):  # most replies with descriptors have no room: fewer are requested
+        assert tree.read_batch(names) == [files[name] for name in names]
+    for _ in range(2):
         with no_descriptor_left():
             got = tree.read_batch(names, on_error="return")
             with pytest.raises(OSError) as caught:

@@ -34,6 +34,7 @@ from worker.store import tree_removal, trees
 from worker.store.tree_removal import RemovedNames
 from worker.views import covers, view, views
 from worker.views.pace import FIRST_S
+from worker.views.walk import TreeWalk
 
 LIMIT_S = 60.0
 
@@ -76,6 +77,30 @@ def test_a_frozen_directory_is_covered_and_thawed(tmp_path: Path) -> None:
             await one.removed()
             assert one.views.table(one.namespace).views == []
             assert one.tier.contents.order.held_count in (0, 22)  # what was loaded for it
+
+    run(script())
+
+
+@pytest.mark.parametrize(("passes", "state"), [(2, "covered"), (9, "impossible")])
+def test_names_that_expire_while_a_tree_is_built_are_compared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: int, state: str
+) -> None:
+    """Only names that never are valid for long enough make a view impossible."""
+    walks: list[TreeWalk] = []
+    noted = TreeWalk._note_validity
+
+    def note(walk: TreeWalk, valid_for_s: float) -> None:
+        if walk not in walks:
+            walks.append(walk)
+        noted(walk, 0.0 if walks.index(walk) < passes else valid_for_s)
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            monkeypatch.setattr(TreeWalk, "_note_validity", note)
+            status = await one.freeze(b"train")
+            assert status.state == state, status
+            assert ("valid for too short" in status.reason) is (state == "impossible")
 
     run(script())
 

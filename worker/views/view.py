@@ -29,7 +29,7 @@ from worker.views.choice import is_near
 from worker.views.covers import CoverPlace, Covers, pause
 from worker.views.pace import RebuildPace
 from worker.views.tree_mounts import TreeShown
-from worker.views.view_state import SHOWN, ViewEvent, ViewState, is_shown, moved
+from worker.views.view_state import SHOWN, Refused, ViewEvent, ViewState, is_shown, moved
 from worker.views.walk import TooDeep, TreeWalk
 
 if TYPE_CHECKING:
@@ -46,15 +46,12 @@ LAY_AGAIN_S: Final = 30.0  # between tries to cover mounts that refused
 UNREACHABLE_S: Final = 5.0  # before another comparison that failed
 LEAST_CHECK_S: Final = 0.5  # between two comparisons
 KEEP_POSITION_S: Final = 1.0
+MOST_PASSES: Final = 3  # to build a tree by names that are still valid at its end
 RESUME_S: Final = 5.0  # a mount waits this long for the comparison after a start
 # And then as long for the uncover. No longer: a client that is not attached does not resolve the
 # paths of its covers.
 RESUME_UNCOVER_S: Final = 1.0
 UNUSED: Final = "unused"  # why a view of `auto` was uncovered
-
-
-class Refused(Exception):
-    """The view cannot be built, for a reason that an operator can change."""
 
 
 class View:
@@ -216,10 +213,8 @@ class View:
 
     def _new_walk(self) -> TreeWalk:
         assert self._events is not None
-        return TreeWalk(
-            self._events.service, self.number, self.path, self.record.defaults,
-            self._clocks.monotonic,
-        )  # fmt: skip
+        service, defaults = self._events.service, self.record.defaults
+        return TreeWalk(service, self.number, self.path, defaults, self._clocks.monotonic)
 
     def _new_pass(self) -> ViewPass:
         assert self._events is not None
@@ -270,9 +265,8 @@ class View:
             self._move(ViewEvent.DUE)
         await self._until_former_trees_are_gone()
         changes = self._changes
-        self._walk = walk = self._new_walk()
         try:
-            built = await self._apply(walk)
+            walk, built = await self._applied()
             if changes == self._changes:
                 await self._finish(walk, built, changes)
             else:
@@ -291,6 +285,15 @@ class View:
         self.reason = "a former tree is being removed"
         await self.tier.views.removals.until_over(concerns)
         self.reason = ""
+
+    async def _applied(self) -> tuple[TreeWalk, Built]:
+        """Builds the tree. Names that expire meanwhile are valid for longer in the next pass."""
+        for _ in range(MOST_PASSES):
+            self._walk = walk = self._new_walk()
+            built = await self._apply(walk)
+            if walk.valid_until_s > self._clocks.monotonic():
+                break
+        return walk, built
 
     async def _apply(self, walk: TreeWalk) -> Built:
         views = self.tier.views

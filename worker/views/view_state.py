@@ -27,6 +27,10 @@ class ViewEvent(enum.Enum):
     THAWED = "thawed"
 
 
+class Refused(Exception):
+    """The view cannot be built, for a reason that an operator can change."""
+
+
 class InvalidViewEvent(Exception):
     """The state does not allow the event."""
 

@@ -90,6 +90,9 @@ def test_a_url_of_another_program(places: Places) -> None:
     with pytest.raises(BadConfig) as caught:
         places.find("s3://bucket/x", {})
     assert caught.value.remedy == "write cachefs+s3://bucket/x"
+    with pytest.raises(BadConfig) as caught:
+        places.find("https://host/x", {})
+    assert "https" not in caught.value.remedy
 
 
 @pytest.mark.parametrize("url", ["cachefs+s3:/b/x", "cachefs:/mnt/x", "cachefs:host:19998/x"])
