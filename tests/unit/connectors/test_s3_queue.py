@@ -50,6 +50,13 @@ def asked(request: Request) -> tuple[str, dict[str, object]]:
     return request.headers["x-amz-target"], json.loads(request.body)
 
 
+def test_a_queue_that_does_not_report_its_retention(sqs: ScriptedS3, queue: SqsQueue) -> None:
+    """ElasticMQ 1.7.1 leaves MessageRetentionPeriod out. No downtime of the master is then short
+    enough: it compares the whole source."""
+    sqs.script = lambda _: reply(Attributes={})
+    assert queue.retention_s() == 0.0
+
+
 def test_messages_are_received_and_deleted(sqs: ScriptedS3, queue: SqsQueue) -> None:
     facts = {"SentTimestamp": "1700000000123"}
     message = {"MessageId": "m", "Body": "{}", "ReceiptHandle": "h", "Attributes": facts}
