@@ -24,6 +24,7 @@ from cachefs.core.admin_syncs import NewSync, Sync
 from cachefs.core.errors import ProtocolError
 from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import JobSpec
+from cachefs.core.message import DECODE_ERRORS
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy
@@ -142,7 +143,7 @@ class AdminClient:
     def _decoded(self, reply: bytes, answer: type[_S]) -> _S:
         try:
             return msgspec.json.decode(reply, type=answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        except DECODE_ERRORS as err:
             raise ProtocolError(
                 f"{self._name} returned an invalid reply: {err}", path=self.url
             ) from err

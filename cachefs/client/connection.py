@@ -27,6 +27,7 @@ from cachefs.client.sockets import (
     DescriptorLost,
     close_fd,
     connect_socket,
+    decode_owned,
     listener_pid,
     receive,
 )
@@ -226,13 +227,6 @@ class Connection:
                     self._abandon(id)
                     caller.wait.fail(DeadlineExceeded("no answer from the server in time"))
 
-    def _decoded(self, data: bytes, fd: int | None) -> m.Frame:
-        try:
-            return m.decode(data)
-        except ProtocolError:
-            close_fd(fd)
-            raise
-
     def _frame(self, frame: m.Frame, fd: int | None) -> None:
         caller = self._callers.pop(frame.id, None)
         if caller is not None:
@@ -286,7 +280,7 @@ class Connection:
                 close_fd(fd)
                 return self._lose("the server ended the connection")
             self.heard += 1
-            self._frame(self._decoded(data, fd), fd)
+            self._frame(decode_owned(data, fd), fd)
 
     def _take_without_descriptor(self, data: bytes) -> None:
         self.heard += 1

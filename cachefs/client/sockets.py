@@ -9,7 +9,7 @@ import struct
 from typing import Final
 
 from cachefs.core.errors import ProtocolError, Unreachable, lacks_descriptors
-from cachefs.core.messages import MAX_FRAME_BYTES
+from cachefs.core.messages import MAX_FRAME_BYTES, Frame, decode
 from cachefs.network.unix_sockets import fds_in, fds_room, peer_credentials
 
 MAX_IN_FLIGHT: Final = 3072  # calls of one connection
@@ -100,6 +100,15 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
             os.close(fd)
         raise ProtocolError("a frame of the server was truncated")
     return data, fds[0] if fds else None
+
+
+def decode_owned(data: bytes, fd: int | None) -> Frame:
+    """Returns the frame of these bytes. Raises ProtocolError, and closes the frame's descriptor."""
+    try:
+        return decode(data)
+    except ProtocolError:
+        close_fd(fd)
+        raise
 
 
 def close_fd(fd: int | None) -> None:

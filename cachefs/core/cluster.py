@@ -14,6 +14,7 @@ import msgspec
 
 from cachefs.core import errors
 from cachefs.core.jobs import FileProgress, Task, TaskResult
+from cachefs.core.message import DECODE_ERRORS
 from cachefs.core.messages import (
     AddJobPaths,
     ControlJob,
@@ -469,7 +470,7 @@ def decode_call(data: bytes | bytearray | memoryview) -> Call:
     """Returns the call. Raises ProtocolError."""
     try:
         return cast(Call, _calls.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+    except DECODE_ERRORS as err:
         raise errors.ProtocolError(f"not a call: {err}") from err
 
 
@@ -477,5 +478,5 @@ def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
     """Returns the reply. Raises ProtocolError."""
     try:
         return cast(Answer, _answers.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+    except DECODE_ERRORS as err:
         raise errors.ProtocolError(f"not an answer: {err}") from err

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core import change_messages, errors, job_messages, order_messages, view_messages
+from cachefs.core.message import DECODE_ERRORS
 from cachefs.core.message import Message as Message
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
@@ -436,7 +437,7 @@ def decode(data: bytes | bytearray | memoryview) -> Frame:
     """Decodes a frame. Raises ProtocolError."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+    except DECODE_ERRORS as err:
         raise errors.ProtocolError(f"not a frame: {err}") from err
 
 

@@ -133,18 +133,17 @@ class Mounts:
         return [mount for mount in self._mounts if mount.device == device]
 
     def containing(self, path: str) -> Mount | None:
-        """Returns the mount that an absolute path lies on; symbolic links are not followed."""
-        above = (m for m in self._on_top.values() if _is_at_or_below(path, m.mountpoint))
-        return max(above, key=lambda mount: len(mount.mountpoint), default=None)
+        """Returns the mount that an absolute path without links and `..` lies on."""
+        while True:
+            mount = self.at(path or "/")
+            if mount is not None or not path:
+                return mount
+            path = path.rpartition("/")[0]
 
     def below(self, mountpoint: str) -> list[Mount]:
         """Returns the mounts below a mount point."""
         prefix = mountpoint.rstrip("/") + "/"
         return [mount for mount in self._mounts if mount.mountpoint.startswith(prefix)]
-
-
-def _is_at_or_below(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(directory.rstrip("/") + "/")
 
 
 def _covers(mounts: Iterable[Mount], below: set[str]) -> list[Mount]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from cachefs.core.mountinfo import Mounts
-from cachefs.library.mount_table import MountTable, deepest
+from cachefs.library.mount_table import MountTable
 from cachefs.library.places import Places
 from cachefs.library.source import Source
 
@@ -60,7 +60,7 @@ class Library:
         folder = path.rpartition("/")[0] if mounts.at(path) is None else path
         found = folders.get(folder)
         if found is None:
-            mount = deepest(mounts, folder)
+            mount = mounts.containing(folder)
             found = mount.mountpoint if mount is not None and mount.is_cachefs else ""
             folders[folder] = found
         return found

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Final
 
-from cachefs.core.mountinfo import OWN, Mount, Mounts, parse_mountinfo
+from cachefs.core.mountinfo import OWN, Mounts, parse_mountinfo
 
 CHECK_S: Final = 0.01
 
@@ -71,12 +71,3 @@ class MountTable:
             self._poll.unregister(self._fd)
             os.close(self._fd)
             self._fd = -1
-
-
-def deepest(mounts: Mounts, path: str) -> Mount | None:
-    """Returns the mount that an absolute path without links and `..` lies on."""
-    while True:
-        mount = mounts.at(path or "/")
-        if mount is not None or not path:
-            return mount
-        path = path.rpartition("/")[0]

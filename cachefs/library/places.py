@@ -25,7 +25,7 @@ from cachefs.core.mountinfo import Mount, Mounts
 from cachefs.launcher.process_watch import is_ours
 from cachefs.launcher.state import StateHome
 from cachefs.library.dialers import HANG_LIMIT_S, MountDialer, ServerDialer
-from cachefs.library.mount_table import MountTable, deepest
+from cachefs.library.mount_table import MountTable
 
 if TYPE_CHECKING:
     from cachefs.core.config import Config
@@ -76,7 +76,8 @@ class Places:
     # ---- paths on mounts ----
 
     def _on_mount(self, path: str, mounts: Mounts, settings: Settings) -> Place:
-        mount = deepest(mounts, path) if path.startswith("/") and "/.." not in path else None
+        is_plain = path.startswith("/") and "/.." not in path
+        mount = mounts.containing(path) if is_plain else None
         if mount is not None and mount.is_cachefs:
             inside = mount.root + path[len(mount.mountpoint) :]
         else:  # links may lead to a mount

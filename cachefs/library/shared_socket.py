@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from cachefs.client.lost_descriptors import without_descriptor
-from cachefs.client.sockets import MAX_IN_FLIGHT, DescriptorLost, close_fd, receive
+from cachefs.client.sockets import MAX_IN_FLIGHT, DescriptorLost, close_fd, decode_owned, receive
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, ProtocolError, Unreachable
 
@@ -218,12 +218,7 @@ class SharedSocket:
         if not data:
             close_fd(fd)
             return False
-        try:
-            frame = m.decode(data)
-        except ProtocolError:
-            close_fd(fd)
-            raise
-        self._frame(frame, fd)
+        self._frame(decode_owned(data, fd), fd)
         return True
 
     def _wait_readable(self, deadline: float) -> None:

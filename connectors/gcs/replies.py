@@ -13,6 +13,7 @@ import msgspec
 
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, OriginError
+from cachefs.core.message import DECODE_ERRORS
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import clean_etag
 from connectors.bounds import UNKNOWN_NS, clamped_ns, parse_size, whole_seconds_ns
@@ -57,7 +58,7 @@ def parse_listing(body: bytes) -> Listing:
         found = msgspec.json.decode(body, type=_List)
     except msgspec.ValidationError as error:
         raise OriginError(f"the reply is no listing of Google Cloud Storage ({error})") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadBody(f"the listing is malformed or incomplete ({error})") from error
     if not all(item.name for item in found.items):
         raise BadBody("the listing has an object without a name")
@@ -69,7 +70,7 @@ def parse_stat(body: bytes) -> Fingerprint | None:
     """See `ObjectStore.parse_stat`."""
     try:
         return _fingerprint(msgspec.json.decode(body, type=_Object))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadBody(f"the metadata is malformed or incomplete ({error})") from error
 
 
@@ -102,7 +103,7 @@ def _explanation(body: bytes) -> tuple[str, str]:
     """Returns the message of an error and the first reason."""
     try:
         error = msgspec.json.decode(body, type=_Refusal).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         first = body[:300].decode("utf-8", "replace").strip().splitlines()
         return (first[0] if first and not first[0].startswith("<") else ""), ""
     if isinstance(error, str):

@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError
 from botocore.utils import get_environ_proxies
 
 from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Unreachable
+from cachefs.core.message import DECODE_ERRORS
 from connectors.bodies import read_whole_body
 from connectors.event_queue import AT_ONCE, QueueMessage
 from connectors.fetch.connection_pool import ConnectionPool, FetchBody
@@ -159,7 +160,7 @@ def _endpoint(url: str, options: S3Options) -> Endpoint:
 def _decoded(body: bytes, url: str) -> _Reply:
     try:
         return msgspec.json.decode(body or b"{}", type=_Reply)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadBody(f"the queue's reply cannot be read ({error})", path=url) from error
 
 

@@ -249,29 +249,20 @@ def test_hugging_face_datasets(
         cache_dir=str(tmp_path / "hf"),
     )
     assert len(read) == 2 * ROWS
-    streamed = datasets.load_dataset(
-        "json",
-        data_files=url_of(mounted, "lines.jsonl"),
-        split="train",
-        streaming=True,
-        storage_options=options,
-    )
-    assert [row["text"] for row in streamed] == ["a", "b"]
-    packed = datasets.load_dataset(
-        "csv",
-        data_files=url_of(mounted, "notes.csv.gz"),
-        split="train",
-        streaming=True,
-        storage_options=options,
-    )
-    assert [row["name"] for row in packed] == ["one", "two"]
-    shards = datasets.load_dataset(
-        "webdataset",
-        data_files=url_of(mounted, "shard-*.tar"),
-        split="train",
-        streaming=True,
-        storage_options=options,
-    )
+
+    def streamed(kind: str, name: str) -> list[dict[str, Any]]:
+        rows = datasets.load_dataset(
+            kind,
+            data_files=url_of(mounted, name),
+            split="train",
+            streaming=True,
+            storage_options=options,
+        )
+        return [*rows]
+
+    assert [row["text"] for row in streamed("json", "lines.jsonl")] == ["a", "b"]
+    assert [row["name"] for row in streamed("csv", "notes.csv.gz")] == ["one", "two"]
+    shards = streamed("webdataset", "shard-*.tar")
     assert [row["txt"] for row in shards] == ["a text", "a text"]
 
 

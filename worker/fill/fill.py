@@ -29,7 +29,7 @@ from worker.fill.attempts import Attempts
 from worker.fill.changed_files import ChangedFiles
 from worker.fill.downloads import MissingPart
 from worker.fill.fetch import FailedAttempt, Piece, path_of
-from worker.fill.segment import Segment, no_file
+from worker.fill.segment import MEMORY_IS_FULL, Segment, no_file
 from worker.fill.segment_fills import SegmentFills
 from worker.fill.segments import Segments
 from worker.fill.small.reads import SmallFile
@@ -473,8 +473,7 @@ class Filler:
             await self._past.fill(piece, segment)
         except DiskFault as fault:
             if segment.in_memory or lacks_descriptors(fault.error):
-                cause = "the cache disk fails, and memory for it is used up"
-                raise no_file(fault, cause) from fault
+                raise no_file(fault, MEMORY_IS_FULL) from fault
             self._catalog.disk_fault(fault.error)
             return segment.ready_end
         finally:

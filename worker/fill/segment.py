@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Final
 
 from cachefs.core.errors import CacheFSError, NoSpace, lacks_descriptors
 from cachefs.core.pages import ByteRange, PageRange
@@ -12,6 +13,8 @@ from worker.fill.transfer import DiskFault
 from worker.runtime.process_limits import too_many_open_files
 from worker.store.directory import TierDirectory
 from worker.tier.ledger import allocation
+
+MEMORY_IS_FULL: Final = "the cache disk fails, and memory for it is used up"
 
 
 @dataclass(frozen=True, slots=True)

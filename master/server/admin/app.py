@@ -32,6 +32,7 @@ from cachefs.core.errors import (
     ProtocolError,
     Throttled,
 )
+from cachefs.core.message import DECODE_ERRORS
 from cachefs.network.guard import is_loopback_name
 from master.server.admin import openapi, routes
 from master.server.admin.at import At, Backend, Reply
@@ -247,7 +248,7 @@ def _decoded(data: bytes, route: Route) -> Any:
     try:
         empty = b"{}" if route.body is a.Nothing else b""
         return msgspec.json.decode(data or empty, type=route.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+    except DECODE_ERRORS as err:
         raise ProtocolError(f"the body is not as it should be: {err}") from err
 
 

@@ -13,7 +13,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import Mounts, parse_mountinfo
 from cachefs.launcher.state import MountRecord, StateHome
 from cachefs.library.library import Library
-from cachefs.library.mount_table import MountTable, deepest
+from cachefs.library.mount_table import MountTable
 from cachefs.library.places import Places, is_below, root_of
 
 TABLE = b"""\
@@ -53,7 +53,7 @@ def places(table: OwnTable) -> Places:
     ],
 )  # fmt: skip
 def test_the_deepest_mount(path: str, mountpoint: str) -> None:
-    mount = deepest(Mounts(parse_mountinfo(TABLE)), path)
+    mount = Mounts(parse_mountinfo(TABLE)).containing(path)
     assert mount is not None
     assert mount.mountpoint == mountpoint
 
