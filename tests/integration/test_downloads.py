@@ -21,6 +21,7 @@ from tests.services.hanging_disk import hanging_disk
 from tests.services.processes import families
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
+from tests.unit.worker.hang_reader import read_past_hangs
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, only, read, until
 from worker.cache.cache import Cache
 from worker.cache.load_requests import Load, Loaded
@@ -171,7 +172,7 @@ def test_a_page_can_be_read_while_the_next_ones_are_missing(
     async def script() -> None:
         async with learning(place, origin, 8 * MIB) as (rig, worker):
             origin.stall_after(path_of(rig, 2), 3 * MIB + 5)
-            load(rig, worker, 2)
+            ended = load(rig, worker, 2)
             entry_pages = {0, 1, 2}
             await until(
                 lambda: (
@@ -181,6 +182,7 @@ def test_a_page_can_be_read_while_the_next_ones_are_missing(
             pages = only(worker)._catalog._live[rig.content(2).key].pages
             assert not pages.has(3)
             origin.go_on()
+            await until(lambda: len(ended) == 1)
             await right(rig, worker, 2)
 
     run(origin, script())
@@ -453,7 +455,7 @@ def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin) ->
     async def script(directory: Path, hang: Callable[[], None], go_on: Callable[[], None]) -> None:
         async with learning(directory, origin, LARGE, LARGE) as (rig, worker):
             origin.hold()
-            reading = asyncio.ensure_future(read(worker, 2, MIB))
+            reading = asyncio.ensure_future(read_past_hangs(worker, 2))
             await asyncio.to_thread(origin.wait_held, 1)
             hang()
             origin.go_on()

@@ -26,9 +26,9 @@ from tests.services.hanging_disk import HangingDisk, hanging_disk
 from tests.services.loading import fetch
 from tests.services.processes import wait_until
 from tests.services.thin_disk import drop_pages
+from tests.unit.worker.hang_reader import HangReader, read_past_hangs
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, until
 from worker.cache.cache import Cache
-from worker.cache.grants import Grant
 from worker.store.changes import PutFile
 from worker.store.index import Index
 from worker.store.records import FileRecord
@@ -67,79 +67,6 @@ async def responsive() -> AsyncIterator[None]:
     assert max(lags, default=0.0) < LAG_S
 
 
-async def pread(fd: int, size: int, offset: int) -> bytes | None:
-    """None when the disk does not give it within a second."""
-    found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    loop = asyncio.get_running_loop()
-
-    def take(data: bytes) -> None:
-        if not found.done():
-            found.set_result(data)
-
-    def read() -> None:
-        data = os.pread(fd, size, offset)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(take, data)
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        return await asyncio.wait_for(found, 1.0)
-    except TimeoutError:
-        return None
-
-
-class Client:
-    """Reads one file as the FUSE client does: what the disk does not give is asked for anew."""
-
-    def __init__(self, worker: Cache, ino: int, grant: Grant) -> None:
-        self.worker = worker
-        self.ino = ino
-        self.grant = grant
-        self.past = False
-
-    async def read(self, offset: int, size: int) -> bytes:
-        found = bytearray()
-        end = min(offset + size, self.grant.size)
-        while offset + len(found) < end:
-            found += await self._part(offset + len(found), end - offset - len(found))
-        return bytes(found)
-
-    async def _part(self, offset: int, size: int) -> bytes:
-        fd, base, end = self.grant.fd, 0, self.grant.size
-        if not self.grant.complete or self.past:
-            if self.grant.complete:
-                old, self.grant = (
-                    self.grant,
-                    await self.worker.open(NAMESPACE, self.ino, past_tier=True),
-                )
-                self.worker.release(old.handle)
-            ensured, segment = await self.worker.ensure(
-                self.grant.handle, offset, size, past_tier=self.past
-            )
-            fd = segment if segment is not None else self.grant.fd
-            base, end = ensured.base, ensured.end
-        assert fd is not None
-        data = await pread(fd, min(size, end - offset), offset - base)
-        if data is None:
-            self.past = True
-            return b""
-        return data
-
-    @classmethod
-    async def open(cls, worker: Cache, ino: int) -> Client:
-        return cls(worker, ino, await worker.open(NAMESPACE, ino))
-
-    def close(self) -> None:
-        self.worker.release(self.grant.handle)
-
-
-async def read(worker: Cache, ino: int) -> bytes:
-    client = await Client.open(worker, ino)
-    data = await client.read(0, client.grant.size)
-    client.close()
-    return data
-
-
 def run(script: Awaitable[None]) -> None:
     """As the rig's, but threads that were stuck may keep descriptors for a while."""
 
@@ -161,14 +88,14 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: Disk) -> None:
             rig.put(ino, SMALL)
         rig.put(20, 40 * MIB)
         async with rig.worker() as worker:
-            assert await read(worker, 1) == rig.data[1]
+            assert await read_past_hangs(worker, 1) == rig.data[1]
             await until(lambda: rig.name(1) in rig.published())
-            half_read = await Client.open(worker, 20)
+            half_read = await HangReader.open(worker, 20)
             assert await half_read.read(0, MIB) == rig.data[20][:MIB]
             disk.hang()
             async with responsive():
-                jobs = [read(worker, ino) for ino in range(1, 9)]
-                jobs += [half_read.read(0, 30 * MIB), read(worker, 20)]
+                jobs = [read_past_hangs(worker, ino) for ino in range(1, 9)]
+                jobs += [half_read.read(0, 30 * MIB), read_past_hangs(worker, 20)]
                 async with asyncio.timeout(DETECTED_S):
                     found = await asyncio.gather(*jobs)
                     assert found[:8] == [rig.data[ino] for ino in range(1, 9)]
@@ -179,7 +106,7 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: Disk) -> None:
                         await worker.free([rig.content(1)])
                     with pytest.raises(Unavailable):
                         await fetch(worker, NAMESPACE, 9)
-                    assert await read(worker, 10) == rig.data[10]
+                    assert await read_past_hangs(worker, 10) == rig.data[10]
                     assert await worker.cached_bytes(rig.content(1)) == 0
             status = worker.status()
             assert status["errors"]["hang"] == 1
@@ -188,10 +115,10 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: Disk) -> None:
             await until(lambda: state(worker) == "normal")
             half_read.close()
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
-            assert await read(worker, 12) == rig.data[12]
+            assert await read_past_hangs(worker, 12) == rig.data[12]
             await until(lambda: rig.name(12) in rig.published())
             await fetch(worker, NAMESPACE, 20)
-            assert await read(worker, 20) == rig.data[20]
+            assert await read_past_hangs(worker, 20) == rig.data[20]
             ledger, index = only(worker).contents.ledger, only(worker).disk.directory.index
             await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
             ledger.check_invariants()
@@ -228,17 +155,18 @@ def test_a_worker_ends_while_the_disk_hangs(disk: Disk) -> None:
         rig.put(2, 20 * MIB)
         started = time.monotonic()
         async with rig.worker() as worker:
-            assert await read(worker, 1) == rig.data[1]
+            assert await read_past_hangs(worker, 1) == rig.data[1]
             disk.hang()
-            assert await read(worker, 2) == rig.data[2]
+            assert await read_past_hangs(worker, 2) == rig.data[2]
             started = time.monotonic()
         assert time.monotonic() - started < DETECTED_S
 
+    before = set(threading.enumerate())
     run(script())
     disk.go_on()
     names = ("disk-", "fetch-", "load-", "index-writer", "probe-")
     wait_until(
-        lambda: not any(thread.name.startswith(names) for thread in threading.enumerate()),
+        lambda: not any(t.name.startswith(names) for t in set(threading.enumerate()) - before),
         "threads that were stuck end",
     )
 
