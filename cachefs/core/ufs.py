@@ -56,12 +56,11 @@ class PushEvents(Message, frozen=True):
     """Events of a store about the source at a path: its objects may have changed. `objects`:
     (bucket, key as the event has it). Answered by Done once every change is durable and announced.
     Raises AccessDenied for another secret than the source's, and for a source that accepts no
-    events. `only_secret`: compares the secret and reports no event."""
+    events."""
 
     path: bytes
     secret: str
     objects: list[tuple[str, str]]  # at most MAX_PUSHED
-    only_secret: bool = False
 
     def __repr__(self) -> str:
         return f"PushEvents({self.path!r}, {len(self.objects)} objects)"

@@ -111,7 +111,9 @@ class MasterServer:
         self._registry.register(MasterCollector(self._calls.status, self._tally))
         self._registry.register(AlarmCollector(self._calls.health_facts))
         self._runner: web.ServerRunner | None = None
-        backend = Backend(master.namespace, self._ask, self.members, peers)
+        backend = Backend(
+            master.namespace, self._ask, self._calls.sources.admit_store, self.members, peers
+        )
         self._admin = AdminApp(
             lambda: [backend],
             self._guard.caller,

@@ -103,7 +103,7 @@ class Calls:
         """Keeps `open_connector`, which blocks: threads call it. `certificate`: for the status."""
         self.members = members
         self._master = master
-        self._sources = SourceCalls(master, open_connector)
+        self.sources = SourceCalls(master, open_connector)
         self._certificate = certificate
         self._polls = EventPolls(master)
         self._walks = Walks()
@@ -113,7 +113,7 @@ class Calls:
 
     async def close(self) -> None:
         """Finishes adding sources, then ends walks and long polls."""
-        await self._sources.close()
+        await self.sources.close()
         await self._walks.close()
         self._master.load_jobs.release()
         await self._polls.close()
@@ -336,7 +336,7 @@ class Calls:
     # ---- operators -------------------------------------------------------------------------------
 
     async def _source(self, call: SourceCall, caller: Caller) -> m.Message:
-        return await self._sources.answer(call, caller)
+        return await self.sources.answer(call, caller)
 
     async def _set_policy(self, call: m.SetPolicy, caller: Caller) -> m.Message:
         """Sets a policy. A cancelled call may have set it; the caller can repeat the call."""

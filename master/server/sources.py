@@ -12,7 +12,14 @@ from typing import Any, Final, Protocol
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import Caller
-from cachefs.core.errors import AccessDenied, BadConfig, InUse, Throttled
+from cachefs.core.errors import (
+    AccessDenied,
+    BadConfig,
+    DeadlineExceeded,
+    InUse,
+    NotFound,
+    Throttled,
+)
 from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import MAX_PUSHED
 from connectors.base import Connector
@@ -23,6 +30,7 @@ log = logging.getLogger("cachefs.master")
 
 MAX_ADDITIONS: Final = 8
 MOST_NAMED: Final = 3
+COMPARE_S: Final = 30.0  # the wait for the file of a secret
 
 OpenConnector = Callable[[UfsSpec], Connector]
 SourceCall = c.GetUfs | c.AddUfs | c.SetUfs | c.PushEvents | c.RemoveUfs | c.ListUfs
@@ -60,6 +68,21 @@ class SourceCalls:
     async def answer(self, call: SourceCall, caller: Caller) -> m.Message:
         """Returns the reply to a call. Raises the typed errors."""
         return await _ANSWERS[type(call)](self, call, caller)
+
+    async def admit_store(self, path: bytes, secret: str) -> None:
+        """Raises AccessDenied unless `secret` is that of the source at a path, for its events."""
+        row = self._sources.ufs_row(path)
+        push = "" if row is None else row.push
+        now = time.monotonic()
+        if not (push and self._secrets.passed(push, secret, now)):
+            await self._compare(push, secret, now)
+
+    async def _compare(self, push: str, secret: str, now: float) -> None:
+        try:
+            async with asyncio.timeout(COMPARE_S):
+                await asyncio.to_thread(self._secrets.check, push, secret, now)
+        except TimeoutError as err:
+            raise DeadlineExceeded(f"no secret was read within {COMPARE_S:g} s") from err
 
     async def _find(self, call: c.GetUfs, caller: Caller) -> m.Message:
         source = self._sources.ufs(call.key)
@@ -105,14 +128,10 @@ class SourceCalls:
 
     async def _push(self, call: c.PushEvents, caller: Caller) -> m.Message:
         """Handles events. What the caller may do is decided by the source's secret alone."""
+        await self.admit_store(call.path, call.secret)
         row = self._sources.ufs_row(call.path)
-        push = "" if row is None else row.push
-        now = time.monotonic()
-        if not (push and self._secrets.passed(push, call.secret, now)):
-            await asyncio.to_thread(self._secrets.check, push, call.secret, now)
-        assert row is not None, "a source that is not there has no secret"
-        if call.only_secret:
-            return m.Done()
+        if row is None:
+            raise NotFound("the source was removed", path=_shown(call.path))
         if len(call.objects) > MAX_PUSHED:
             raise BadConfig(f"more than {MAX_PUSHED} objects", remedy="send fewer at once")
         await self._sources.look_again(row.path, paths_below(row.source.url, call.objects))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from cachefs.core.access import EVERYTHING
 from cachefs.core.cluster import RemoveUfs, SetUfs, UfsRow
-from cachefs.core.errors import AccessDenied, BadConfig, InUse, NotFound
+from cachefs.core.errors import AccessDenied, BadConfig, DeadlineExceeded, InUse, NotFound
 from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
+from master.push.webhook_secrets import WebhookSecrets
 from master.server.sources import SourceCalls
 from tests.integration.test_master import Clock, raises, run, until
 from tests.integration.test_mount_table import Origin, cluster, inode_of
@@ -118,5 +120,23 @@ def test_a_source_with_pins_is_removed_by_force_only(tmp_path: Path) -> None:
             await master.set_policy(b"/data/f", Policy(pin=True), [])
             await calls.answer(RemoveUfs(b"/data", force=True), EVERYTHING)
             assert [row.path for row in master.ufs_rows()] == [b"/dat"]
+
+    run(work())
+
+
+def test_a_secret_whose_file_hangs_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(WebhookSecrets, "check", lambda *a: goes_on.wait(30.0))
+    monkeypatch.setattr("master.server.sources.COMPARE_S", 0.05)
+
+    async def work() -> None:
+        async with cluster(tmp_path, Clock()) as master:
+            try:
+                with pytest.raises(DeadlineExceeded, match="no secret was read"):
+                    await SourceCalls(master, never).admit_store(b"/data", "secret")
+            finally:
+                goes_on.set()
 
     run(work())

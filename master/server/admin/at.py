@@ -36,10 +36,12 @@ class Workers(Protocol):
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A namespace. `ask` checks the caller's rights, and returns the reply to the call or raises
-    the typed errors. `peers` is None if this server cannot reach workers."""
+    the typed errors. `admit_store` raises AccessDenied unless the secret is that of the source at
+    the path. `peers` is None if this server cannot reach workers."""
 
     namespace: NamespaceId
     ask: Callable[[c.Call, Caller], Awaitable[m.Message]]
+    admit_store: Callable[[bytes, str], Awaitable[None]]
     workers: Workers
     peers: Peers | None = None
 

@@ -54,19 +54,18 @@ async def change_source(at: At) -> Source:
 
 async def admit_events(at: At) -> None:
     """Raises AccessDenied unless the sender knows the secret of the source."""
-    await at.ask(_pushed(at, [], only_secret=True), m.Done)
+    await at.backend.admit_store(*_path_and_secret(at))
 
 
 async def push_events(at: At) -> Reply:
     """Takes events of the source at a path. Stores cannot present a token of the cluster: the
     source's secret stands in the URL, or in the header of a token."""
-    await at.ask(_pushed(at, objects(at.body)), m.Done)
+    await at.ask(c.PushEvents(*_path_and_secret(at), objects(at.body)), m.Done)
     return Reply(None, 204)
 
 
-def _pushed(at: At, events: list[tuple[str, str]], *, only_secret: bool = False) -> c.PushEvents:
-    path, secret = b"/" + a.bytes_of(at.query.path), at.query.secret or at.secret
-    return c.PushEvents(path, secret, events, only_secret)
+def _path_and_secret(at: At) -> tuple[bytes, str]:
+    return b"/" + a.bytes_of(at.query.path), at.query.secret or at.secret
 
 
 async def remove_source(at: At) -> Reply:

@@ -14,7 +14,7 @@ from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import EVERYTHING, Caller
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import AccessDenied, CacheFSError
 from cachefs.core.model import NamespaceId
 from cachefs.core.placement import View
 from cachefs.core.specs import Security
@@ -62,10 +62,13 @@ def answer(method: str, target: str, body: bytes, key: str, ask: Ask) -> Page:
     async def ask_later(call: Any, caller: Caller) -> m.Message:
         return ask(call)
 
+    async def admit_nobody(path: bytes, secret: str) -> None:
+        raise AccessDenied("no source accepts events")
+
     table = ask(c.ListWorkers()) if url.path.endswith(OF_WORKERS) else None
     workers = Workers(table if isinstance(table, c.WorkerTable) else None)
     at = At(
-        Backend(NAMESPACE, ask_later, workers, workers),
+        Backend(NAMESPACE, ask_later, admit_nobody, workers, workers),
         [NAMESPACE.hex()],
         EVERYTHING,
         msgspec.convert(params, route.params, strict=False),
