@@ -27,6 +27,7 @@ class S3(msgspec.Struct, frozen=True):
     ca_bundle: str = msgspec.field(name="caBundle", default="")
     requester_pays: bool = msgspec.field(name="requesterPays", default=False)
     anonymous: bool = False
+    ordered_listings: bool = msgspec.field(name="orderedListings", default=True)
 
 
 class Policies(msgspec.Struct, frozen=True, rename="camel"):
@@ -84,5 +85,6 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
             "ca_bundle": s3.ca_bundle,
             "requester_pays": "true" if s3.requester_pays else "",
             "anonymous": "true" if s3.anonymous else "",
+            "ordered_listings": "" if s3.ordered_listings else "false",
         }
         return self.options | {name: value for name, value in given.items() if value}

@@ -9,12 +9,14 @@ import pytest
 from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
 from cachefs.kube.dataset import parse
+from cachefs.kube.dataset_spec import S3, Credentials, Spec
 from cachefs.kube.rules import HARMLESS_OPTIONS, Rules
 from cachefs.kube.status import Phase
 from connectors.azure.scheme import SCHEME as AZURE
 from connectors.gcs.scheme import SCHEME as GCS
 from connectors.hdfs.scheme import SCHEME as HDFS
 from connectors.registry import check_options
+from connectors.s3.scheme import SCHEME as S3_SOURCE
 from tests.unit.kube.things import parsed, thing
 
 
@@ -23,7 +25,7 @@ def test_a_spec_becomes_source_policies_and_load() -> None:
         {
             "source": "s3://b/p",
             "credentials": {"profile": "ml"},
-            "s3": {"endpointURL": "http://s:1", "anonymous": True},
+            "s3": {"endpointURL": "http://s:1", "anonymous": True, "orderedListings": False},
             "syncInterval": "never",
             "policies": {
                 "pin": True,
@@ -40,6 +42,7 @@ def test_a_spec_becomes_source_policies_and_load() -> None:
         "profile": "ml",
         "endpoint_url": "http://s:1",
         "anonymous": "true",
+        "ordered_listings": "false",
     }
     assert found.policy == Policy(
         pin=True,
@@ -165,6 +168,12 @@ def test_options_that_name_files_or_users_give_rights() -> None:
         "credential", "credentials_file", "sas_token_file", "account_key_file", "client_id",
         "conf_dir", "user",
     }  # fmt: skip
+
+
+def test_a_dataset_can_set_each_option_of_s3() -> None:
+    s3 = S3("https://s:1", "eu", "path", "/ca.pem", True, True, False)
+    spec = Spec("s3://b", Credentials("profile", "name"), s3)
+    assert spec.source_options.keys() == S3_SOURCE.options.keys()
 
 
 def test_the_uid_is_the_key_of_the_first_load() -> None:
