@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from cachefs.cli import clusters, output, settings
+from cachefs.cli import clusters, output
 from cachefs.cli.paths import find_in_cluster
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, NotFound, Unavailable, Unreachable, Unsupported
-from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
-from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
+from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
+from cachefs.core.pages import BLOCK_PAGES, page_count
+from cachefs.core.placement import Placement, View, block_count
 from cachefs.core.units import format_duration
 
-BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 SHOWN_ID: Final = 8  # digits of a worker's id
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that serve requests
 LOST: Final = "lost"
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 def blocks_of(inode: Inode) -> list[Block]:
     """Returns all blocks of a file; the last one may be shorter."""
-    pages = -(-inode.size // PAGE_BYTES)
+    pages = page_count(inode.size)
     return [
         Block(n, n * BLOCK_PAGES, min(pages, (n + 1) * BLOCK_PAGES))
         for n in range(block_count(inode.size))
@@ -185,11 +185,8 @@ def _lost(row: c.WorkerRow) -> CacheFSError:
     return Unreachable(f"it is lost, last seen {seen} ago", remedy=remedy)
 
 
-def open_cluster(
-    path: str, flags: dict[str, Any], config_file: str | None
-) -> tuple[Cluster, bytes]:
+def open_cluster(path: str, chosen: Config) -> tuple[Cluster, bytes]:
     """Returns the cluster of a path, and the path in its namespace. Raises what
     `paths.find_in_cluster` and the master's replies raise."""
-    chosen = settings.load_settings(flags, config_file)
-    url, inside, chosen = find_in_cluster(path, chosen, settings.state_home(chosen))
+    url, inside, chosen = find_in_cluster(path, chosen)
     return Cluster(HttpClient(url, clusters.security(chosen, url)), chosen), inside

@@ -106,22 +106,22 @@ def _is_elsewhere(url: str, chosen: Config) -> bool:
     return one != other
 
 
-def master_of(chosen: Config, home: StateHome) -> str:
+def master_of(chosen: Config) -> str:
     """Returns the URL of the master: of the setting, else of `cachefs up`, else the default one of
     this machine. Raises BadConfig."""
     given = chosen.text("master")
     if given:
         return master_url(given, tls=uses_tls(chosen))
-    cluster = local.read(home)
+    cluster = local.read(state_home(chosen))
     return cluster.master if cluster is not None else DEFAULT_MASTER
 
 
-def is_cluster_configured(chosen: Config, home: StateHome) -> bool:
+def is_cluster_configured(chosen: Config) -> bool:
     """Returns True if the settings name a master, or any process of `cachefs up` runs here, even if
     its master has died."""
     if chosen.text("master"):
         return True
-    up = local.read(home)
+    up = local.read(state_home(chosen))
     return up is not None and up.runs
 
 
@@ -130,10 +130,10 @@ def is_master(where: str) -> bool:
     return is_cluster(where) and not parse_cluster(where).path
 
 
-def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
+def connect_admin(chosen: Config) -> AdminClient:
     """Returns a client of the admin API; sends nothing yet. Raises BadConfig, AccessDenied."""
-    url = master_of(chosen, home)
-    remedy = "" if is_cluster_configured(chosen, home) else NO_CLUSTER
+    url = master_of(chosen)
+    remedy = "" if is_cluster_configured(chosen) else NO_CLUSTER
     return AdminClient(url, security(chosen, url), remedy=remedy)
 
 

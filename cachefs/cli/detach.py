@@ -16,8 +16,6 @@ from cachefs.core.mountinfo import read_mounts
 from cachefs.fuse import mounting
 
 FUSERMOUNT: Final = "fusermount3"
-_MNT_DETACH: Final = 2
-_UMOUNT_NOFOLLOW: Final = 8
 _LIMIT_S: Final = 20.0
 
 
@@ -44,7 +42,7 @@ def _check_owner(mountpoint: str) -> None:
 def _umount2(mountpoint: str, lazy: bool) -> None:
     if lazy:
         mounting.uncover_root(mountpoint)
-    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+    flags = mounting.UMOUNT_NOFOLLOW | (mounting.MNT_DETACH if lazy else 0)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(mountpoint), flags) != 0:
         raise _error(mountpoint, os.strerror(ctypes.get_errno()), ctypes.get_errno())

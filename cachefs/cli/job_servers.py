@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate
@@ -129,8 +129,8 @@ class MasterPlace(Place):
 class Finder:
     """Resolves arguments to places, each of which is opened once. Close it (a context manager)."""
 
-    def __init__(self, flags: dict[str, Any], config_file: str | None) -> None:
-        self._chosen = settings.load_settings(flags, config_file)
+    def __init__(self, chosen: Config) -> None:
+        self._chosen = chosen
         self._home: StateHome = settings.state_home(self._chosen)
         self._mounts = read_mounts()
         self._places: dict[object, Place] = {}
@@ -150,7 +150,7 @@ class Finder:
         Raises NotFound, BadConfig."""
         if self._last is not None and (inside := _inside(path, self._last.record)) is not None:
             return self._last, inside
-        place = find(path, self._chosen, self._home, self._mounts)
+        place = find(path, self._chosen, self._mounts)
         if isinstance(place, InCluster):
             return self._master(place.url), place.path
         return self._mount(place), place.in_namespace
@@ -176,8 +176,8 @@ class Finder:
         named = self._chosen.is_flag("master")
         records = [] if named else all_records(self._mounts.ours(), self._home)
         places: list[Place] = [MountPlace(record) for record in records]
-        if clusters.is_cluster_configured(self._chosen, self._home):
-            places.append(self._master(clusters.master_of(self._chosen, self._home)))
+        if clusters.is_cluster_configured(self._chosen):
+            places.append(self._master(clusters.master_of(self._chosen)))
         return [self._kept(id(place), place) for place in places]
 
     def _mount(self, target: Target) -> Place:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol, TypeVar
 
-from cachefs.cli import clusters, output, settings
+from cachefs.cli import clusters, output
 from cachefs.cli.cluster_files import Cluster, File
 from cachefs.cli.paths import InCluster, find
 from cachefs.cli.session import Target, attached
@@ -17,7 +17,8 @@ from cachefs.core import messages as m
 from cachefs.core.addresses import SCHEME, address_of
 from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied, NotFound
-from cachefs.core.model import PAGE_BYTES, ContentId, Inode, NamespaceId, UfsSpec
+from cachefs.core.model import ContentId, Inode, NamespaceId, UfsSpec
+from cachefs.core.pages import cached_bytes
 from cachefs.launcher.state import MountRecord
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
@@ -76,7 +77,7 @@ class ClusterNames:
             return [UNKNOWN] * len(files)
         found = [File(b"", one, ContentId.of(self.namespace, one)) for one in files]
         had = zip(files, self._workers.have(found), strict=True)
-        return [bytes_in(inode.size, bitmaps.values()) for inode, bitmaps in had]
+        return [cached_bytes(inode.size, bitmaps.values()) for inode, bitmaps in had]
 
     def close(self) -> None:
         """Closes the connections to workers."""
@@ -90,23 +91,10 @@ class ClusterNames:
         return self._workers.warn_of_silent() if self._workers is not None else 0
 
 
-def bytes_in(size_bytes: int, bitmaps: Iterable[int]) -> int:
-    """Returns how many bytes of a file are in pages of any of the bitmaps."""
-    bits = 0
-    for one in bitmaps:
-        bits |= one
-    last = max(0, -(-size_bytes // PAGE_BYTES) - 1)
-    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
-    return max(0, bits.bit_count() * PAGE_BYTES - short)
-
-
 @contextlib.contextmanager
-def opened(
-    path: str, flags: dict[str, Any], config_file: str | None
-) -> Iterator[tuple[Names, Target]]:
+def opened(path: str, chosen: Config) -> Iterator[tuple[Names, Target]]:
     """Opens the server of the names of a path. Raises as `paths.find` and connecting."""
-    chosen = settings.load_settings(flags, config_file)
-    place = find(path, chosen, settings.state_home(chosen))
+    place = find(path, chosen)
     if isinstance(place, InCluster):
         with HttpClient(place.url, clusters.security(chosen, place.url)) as master:
             names = ClusterNames(master, chosen)

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,12 +24,24 @@ WAIT_S: Final = 2.0  # without a sign of life
 SHOWN_WORKERS: Final = 5  # that a warning names
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-debug_flag = click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+DEBUG_HELP: Final = "Show the traceback of a failure."
+# `cachefs.cli.main` reads it: it counts for failures before the command runs, too.
+debug_flag = click.option("--debug", is_flag=True, expose_value=False, help=DEBUG_HELP)
 
 
 def print_json(value: Any) -> None:
     """Prints one JSON document, indented. It must not contain bytes (see `text_of`)."""
     click.echo(json.dumps(value, indent=2, sort_keys=False))
+
+
+def print_json_array(values: Iterable[Any]) -> None:
+    """Prints one JSON array, a line for each value as it comes: all of them may exceed the
+    memory."""
+    separator = "["
+    for value in values:
+        click.echo(f"{separator}\n{json.dumps(value)}", nl=False)
+        separator = ","
+    click.echo("[]" if separator == "[" else "\n]")
 
 
 def print_json_line(value: Any) -> None:

@@ -9,11 +9,11 @@ from cachefs.cli import clusters
 from cachefs.cli.mounts import locate
 from cachefs.cli.owners import check_master
 from cachefs.cli.session import Target, find_target
+from cachefs.cli.settings import state_home
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, Unsupported
 from cachefs.core.mountinfo import Mounts, read_mounts
-from cachefs.launcher.state import StateHome
 
 
 class InCluster(NamedTuple):
@@ -25,27 +25,25 @@ class InCluster(NamedTuple):
     chosen: Config
 
 
-def find(
-    path: str, chosen: Config, home: StateHome, mounts: Mounts | None = None
-) -> Target | InCluster:
+def find(path: str, chosen: Config, mounts: Mounts | None = None) -> Target | InCluster:
     """Resolves `cachefs://MASTER/p`, a path below a mount, or the URL of a mounted source. A `/p`
     outside of all mounts is a path of the configured cluster. Raises NotFound, BadConfig."""
     if is_cluster(path):
         return InCluster(_master(path, chosen), os.fsencode(parse_cluster(path).path), chosen)
-    if path.startswith("/") and clusters.is_cluster_configured(chosen, home):
+    if path.startswith("/") and clusters.is_cluster_configured(chosen):
         mounts = read_mounts() if mounts is None else mounts
         if locate(path, mounts).mount is None:
-            return _of_configured(path, chosen, home)
-    return find_target(path, home, mounts)
+            return _of_configured(path, chosen)
+    return find_target(path, state_home(chosen), mounts)
 
 
-def find_in_cluster(path: str, chosen: Config, home: StateHome) -> InCluster:
+def find_in_cluster(path: str, chosen: Config) -> InCluster:
     """Resolves a path for a command that only clusters support. A path outside of mounts is one of
     the configured master, or of the default one. Raises Unsupported for a mount without a cluster,
     NotFound, BadConfig."""
     if "://" not in path and locate(path, read_mounts()).mount is None:
-        return _of_configured(path, chosen, home)
-    found = in_cluster(find(path, chosen, home), chosen)
+        return _of_configured(path, chosen)
+    found = in_cluster(find(path, chosen), chosen)
     if found is None:
         raise Unsupported("this mount does not belong to a cluster", path=path)
     return found
@@ -64,9 +62,9 @@ def in_cluster(place: Target | InCluster, chosen: Config) -> InCluster | None:
     return InCluster(_master(url, chosen), place.in_namespace, chosen)
 
 
-def _of_configured(path: str, chosen: Config, home: StateHome) -> InCluster:
+def _of_configured(path: str, chosen: Config) -> InCluster:
     """Returns a path `/p` as one of the configured cluster. Raises BadConfig."""
-    url = clusters.master_of(chosen, home)
+    url = clusters.master_of(chosen)
     return InCluster(url, namespace_path(path).strip(b"/"), chosen)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from cachefs.cli import clusters, output, settings
+from cachefs.cli import clusters, output
 from cachefs.cli.paths import InCluster, find
 from cachefs.cli.session import Session, Target, attached, path_in_mount
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import Policy, formatted
 
@@ -52,12 +53,9 @@ class PolicyTarget:
 
 
 @contextlib.contextmanager
-def open_policies(
-    path: str, flags: dict[str, Any], config_file: str | None
-) -> Iterator[PolicyTarget]:
+def open_policies(path: str, chosen: Config) -> Iterator[PolicyTarget]:
     """Opens the server of a path's policies. Raises as `paths.find` and connecting."""
-    chosen = settings.load_settings(flags, config_file)
-    place = find(path, chosen, settings.state_home(chosen))
+    place = find(path, chosen)
     if isinstance(place, InCluster):
         with clusters.admin_at(place.url, chosen) as master:
             yield PolicyTarget(master, master.namespace, place.path)

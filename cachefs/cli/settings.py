@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from cachefs.cli import output
 from cachefs.core import config
 from cachefs.core.config import Config, TomlFile
 from cachefs.core.errors import BadConfig
@@ -34,14 +36,29 @@ def setting_flags(command: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def command_options(command: str) -> Callable[[Command], Command]:
+    """Adds what `setting_flags` adds, --json and --debug. The function gets `as_json`, and as
+    `chosen` the settings that `load_settings` merged."""
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def run(*args: Any, config_file: str | None, **params: Any) -> Any:
+            names = [one.name for one in SETTINGS if command in one.commands]
+            flags = {name: params.pop(name) for name in names}
+            return function(*args, chosen=load_settings(flags, config_file), **params)
+
+        return setting_flags(command)(output.json_flag(output.debug_flag(run)))
+
+    return decorate
+
+
 def _option(setting: Setting) -> Callable[[Command], Command]:
     shown = setting.shown or config.format_value(setting, setting.default)
     help = f"{setting.help} [default: {shown}]"
     if setting.type is Type.SWITCH:
         both = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
         only = both if setting.default is None else setting.flag
-        flag = click.option(only, setting.name, is_flag=True, default=None, help=help)
-        return flag
+        return click.option(only, setting.name, is_flag=True, default=None, help=help)
     if setting.type is Type.LIST:
         return click.option(
             setting.flag, setting.name, metavar="TEXT", multiple=True, default=None, help=help

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cachefs.cli import output
+from cachefs.core.printable import printable
 from cachefs.core.units import format_duration, format_size
 
 MOST_LINES: Final = 25  # of a document, as one screen shows it
@@ -113,18 +114,25 @@ def _names(namespaces: Sequence[dict[str, Any]]) -> list[Row]:
 
 def _views(views: dict[str, Any]) -> list[Row]:
     rows = views.get("rows", [])
-    shown = [("view", f"{row['path'] or '/'}: {_view(row)}") for row in rows[:MOST_ROWS]]
+    shown = [
+        (
+            "view",
+            f"{row['path'] or '/'}: "
+            + view_text(row["state"], row["since_s"], row["files"], row["bytes"], row["reason"]),
+        )
+        for row in rows[:MOST_ROWS]
+    ]
     more = [("", f"{len(rows) - MOST_ROWS} more: cachefs views")] if rows[MOST_ROWS:] else []
     return shown + more
 
 
-def _view(row: dict[str, Any]) -> str:
-    size = f"{row['files']:,} files, {format_size(row['bytes'])}"
-    when = output.time_of(int(row["since_s"] * 1_000_000_000))
-    if row["state"] == "covered":
+def view_text(state: str, since_s: float, files: int, size_bytes: int, reason: str) -> str:
+    """Returns `native since 2026-01-02 10:00:00, 12,000 files, 1.2 GiB`, or why it is not."""
+    when, size = output.time_of(int(since_s * 1e9)), f"{files:,} files, {format_size(size_bytes)}"
+    if state == "covered":
         return f"native since {when}, {size}"
-    reason = f": {row['reason']}" if row["reason"] else ""
-    return f"{row['state']} since {when}{reason}; {size}"
+    why = f": {printable(reason)}" if reason else ""
+    return f"{state} since {when}{why}; {size}"
 
 
 def sum_of(counts: dict[str, Any]) -> int:

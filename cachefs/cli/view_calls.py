@@ -8,11 +8,11 @@ from typing import Any
 
 from cachefs.cli import output, settings
 from cachefs.cli.session import Session, Target, attached, find_target, path_in_mount
+from cachefs.cli.status_view import view_text
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.errors import Unsupported
 from cachefs.core.messages import ViewStatus
-from cachefs.core.printable import printable
-from cachefs.core.units import format_size
 
 COVERED = "covered"
 READY = "ready"
@@ -21,12 +21,9 @@ THAWING = "thawing"
 
 
 @contextlib.contextmanager
-def opened(
-    path: str, flags: dict[str, Any], config_file: str | None
-) -> Iterator[tuple[Session, Target]]:
+def opened(path: str, chosen: Config) -> Iterator[tuple[Session, Target]]:
     """Opens the server of a local path's mount. Raises NotFound for a path below no mount."""
-    home = settings.state_home(settings.load_settings(flags, config_file))
-    target = find_target(path, home)
+    target = find_target(path, settings.state_home(chosen))
     with attached(target.record) as session:
         yield session, target
 
@@ -82,12 +79,7 @@ def document(view: ViewStatus, target: Target) -> dict[str, Any]:
 
 
 def text_of(view: ViewStatus) -> str:
-    """Returns `native since 2026-01-02 10:00:00, 12,000 files, 1.2 GiB`, or why it is not."""
-    size = f"{view.files:,} files, {format_size(view.size_bytes)}"
-    if view.state == COVERED:
-        return f"native since {since(view)}, {size}"
-    reason = f": {printable(view.reason)}" if view.reason else ""
-    return f"{view.state} since {since(view)}{reason}; {size}"
+    return view_text(view.state, view.since_s, view.files, view.size_bytes, view.reason)
 
 
 def since(view: ViewStatus) -> str:

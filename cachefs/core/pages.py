@@ -6,7 +6,9 @@ shorter than `PAGE_BYTES`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cachefs.core.model import PAGE_BYTES
@@ -31,6 +33,14 @@ def page_span(offset: int, size_bytes: int) -> PageRange:
 def range_bytes(file_bytes: int, first: int, end: int) -> int:
     """Returns the size of the pages [first, end) of a file."""
     return max(0, min(end * PAGE_BYTES, file_bytes) - first * PAGE_BYTES)
+
+
+def cached_bytes(size_bytes: int, bitmaps: Iterable[int]) -> int:
+    """Returns how many bytes of a file are in pages of any of the bitmaps."""
+    bits = functools.reduce(operator.or_, bitmaps, 0)
+    last = max(0, page_count(size_bytes) - 1)
+    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
+    return max(0, bits.bit_count() * PAGE_BYTES - short)
 
 
 def split(first: int, end: int, most_pages: int) -> Iterator[PageRange]:

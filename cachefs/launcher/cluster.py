@@ -7,7 +7,6 @@ If there is neither, it starts one, which has weight 0 and ends with the last mo
 from __future__ import annotations
 
 import collections
-import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ import msgspec
 
 from cachefs.core import tiers
 from cachefs.core.addresses import address_of
-from cachefs.core.errors import Unsupported
-from cachefs.core.install import install_command
+from cachefs.core.install import check_extra
 from cachefs.core.specs import MasterSpec, Started, WorkerSpec
 from cachefs.fuse.file_systems import MEMORY, file_system_of
 from cachefs.launcher import state
@@ -49,7 +47,7 @@ _POLL_S: Final = 0.1
 def start_master(spec: MasterSpec, err_log: Path | None, *, command: Sequence[str] = ()) -> Started:
     """Starts a master and waits until it answers. `err_log`: None = our standard error. Raises the
     typed error of a failed start; the process has ended then."""
-    check_extra()
+    check_extra("cluster", CLUSTER_MODULES, "a cluster")
     document = msgspec.msgpack.encode(spec)
     return start_child(
         command or module_command(MASTER_MODULE), document, err_log, SERVER_START_S, reap=False
@@ -61,7 +59,7 @@ def start_worker(
 ) -> Started:
     """Starts a worker and waits until it is a member; it holds the locks `spec.launch_fds` until
     then. Raises as `start_master`."""
-    check_extra()
+    check_extra("cluster", CLUSTER_MODULES, "a cluster")
     directory = node_dir(spec)
     err_log = state.private_dir(directory / state.LOG_NAME) / "server.err" if background else None
     return start_child(
@@ -72,16 +70,6 @@ def start_worker(
         reap=reap,
         pass_fds=spec.launch_fds,
     )
-
-
-def check_extra() -> None:
-    """Raises Unsupported if this installation lacks the packages of a cluster."""
-    missing = [name for name in CLUSTER_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Unsupported(
-            f"a cluster needs the extra cluster ({', '.join(missing)})",
-            remedy=install_command("cluster"),
-        )
 
 
 def node_dir(spec: WorkerSpec) -> Path:

@@ -63,7 +63,6 @@ def au(
     most: int,
     steps: int,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Show how many accelerators this machine keeps busy, from a warm mount and from native files
     on the same disk: the largest number with a utilisation of 90 % (computing / all time without

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from cachefs.cli import output, owners, settings
+from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied, BadConfig, InUse, NotFound
 from cachefs.core.units import format_duration, format_size, parse_duration
 from cachefs.launcher import cache_entries
@@ -38,17 +39,15 @@ def command(**flags: Any) -> None:
 
 
 @command.command("ls")
-@settings.setting_flags("cache")
-@output.json_flag
-@output.debug_flag
-def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("cache")
+def list_(as_json: bool, chosen: Config) -> None:
     """List sources and workers with their cached bytes, names, last use, and whether a process uses
     them; the least recently used first.
 
     \b
     cachefs cache ls --json
     """
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    home = settings.state_home(chosen)
     found = cache_entries.entries(home)
     if as_json:
         return output.print_json([document(one) for one in found])
@@ -68,9 +67,7 @@ def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> 
 )
 @click.option("--names", is_flag=True, help="Also remove names, policies, load jobs and logs.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
-@settings.setting_flags("cache")
-@output.json_flag
-@output.debug_flag
+@settings.command_options("cache")
 def remove(
     what: tuple[str, ...],
     unused: bool,
@@ -78,9 +75,7 @@ def remove(
     names: bool,
     dry_run: bool,
     as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
+    chosen: Config,
 ) -> None:
     """Remove the cached bytes of ended mounts and workers, named as `cachefs cache ls` shows them.
     An entry that a process uses is never removed. Nothing is deleted at the origin.
@@ -92,13 +87,13 @@ def remove(
     """
     if unused == bool(what) or (older_than is not None and not unused):
         raise click.UsageError("give what to remove, or --unused (with --older-than)")
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    home = settings.state_home(chosen)
     _check_own(home)
     found = cache_entries.entries(home)
-    chosen = _unused(found, older_than) if unused else choose(found, what)
-    check(chosen, found)
+    entries = _unused(found, older_than) if unused else choose(found, what)
+    check(entries, found)
     removed = []
-    for one in chosen:
+    for one in entries:
         steps = (
             iter([_size(one, names)]) if dry_run else cache_entries.remove(one, home, names=names)
         )

@@ -7,23 +7,18 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.core.config import Value, mask_password
+from cachefs.core.config import Config, Value, mask_password
 
 
 @click.command("config")
 @click.option("--source", "with_source", is_flag=True, help="Show where each value is set.")
-@settings.setting_flags("config")
-@output.json_flag
-@output.debug_flag
-def command(
-    with_source: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+@settings.command_options("config")
+def command(with_source: bool, as_json: bool, chosen: Config) -> None:
     """Show every setting and its value ("-": decided when mounting).
 
     \b
     cachefs config --source
     """
-    chosen = settings.load_settings(flags, config_file)
     if as_json:
         output.print_json({name: _document(value) for name, value in chosen.values.items()})
         return

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from cachefs.cli import output, settings
 from cachefs.core.addresses import address_of, master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import BadConfig, CannotMount, Unsupported
-from cachefs.core.install import install_command
+from cachefs.core.errors import BadConfig, CannotMount
+from cachefs.core.install import check_extra
 from cachefs.launcher.logs import log_to
 
 if TYPE_CHECKING:
@@ -25,20 +24,17 @@ NEEDED: Final = ("endpoint", "master", "holder")
 
 
 @click.command("csi")
-@settings.setting_flags("csi")
-@output.json_flag
-@output.debug_flag
-def command(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("csi")
+def command(as_json: bool, chosen: Config) -> int:
     """Run the CSI driver csi.cachefs.io of this node: mount paths of the cluster, and bind them
     into pods. A stop signal ends it, and leaves all mounts. Needs root.
 
     \b
     cachefs csi --endpoint unix:/csi/csi.sock --master node1:19998 --holder /run/holder/holder.sock
     """
-    check_extra()
+    check_extra("csi", MODULES, "the CSI driver")
     if os.geteuid() != 0:
         raise CannotMount("a CSI driver mounts", remedy="run it as root, in a privileged container")
-    chosen = settings.load_settings(flags, config_file)
     spec = plan(chosen)
     as_lines = chosen.text("log_format") == "json"
     log_to("", chosen.text("log_level"), to_stderr=True, as_json=as_lines)
@@ -53,23 +49,6 @@ def _say_ready(spec: DriverSpec, as_json: bool) -> None:
     else:
         click.echo(f"OK, the driver of {spec.node_id} serves {spec.socket}")
     sys.stdout.flush()
-
-
-def check_extra() -> None:
-    """Raises Unsupported if this installation lacks the packages of the driver."""
-    missing = [name for name in MODULES if not _is_installed(name)]
-    if missing:
-        raise Unsupported(
-            f"the CSI driver needs the extra csi ({', '.join(missing)})",
-            remedy=install_command("csi"),
-        )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is missing
-        return False
 
 
 def plan(chosen: Config) -> DriverSpec:

@@ -63,23 +63,20 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 @click.command("doctor")
 @click.option("--fix", is_flag=True, help="Clear dead mounts and stale records.")
-@settings.setting_flags("doctor")
-@output.json_flag
-@output.debug_flag
-def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("doctor")
+def command(fix: bool, as_json: bool, chosen: Config) -> int:
     """Check this machine and the state home; exit code 1 if anything needs repair.
 
     \b
     cachefs doctor
     cachefs doctor --fix
     """
-    chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     masters = Masters(chosen)
     findings = [
         *examine_machine(chosen),
         *examine_state(masters, home, fix=fix),
-        *examine_cluster(chosen, home, masters),
+        *examine_cluster(chosen, masters),
     ]
     if as_json:
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
@@ -228,13 +225,13 @@ def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterat
     yield from map(health_finding, found)
 
 
-def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[CheckResult]:
+def examine_cluster(chosen: Config, masters: Masters) -> Iterator[CheckResult]:
     """Yields the problems that the configured master, or that of `cachefs up`, reports."""
-    if not clusters.is_cluster_configured(chosen, home):
+    if not clusters.is_cluster_configured(chosen):
         return
-    name = f"cluster {clusters.master_of(chosen, home)}"
+    name = f"cluster {clusters.master_of(chosen)}"
     try:
-        with clusters.connect_admin(chosen, home) as master:
+        with clusters.connect_admin(chosen) as master:
             found = masters.problems(master)
     except CacheFSError as err:
         yield CheckResult(name, "note", err.one_line())

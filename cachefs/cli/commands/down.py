@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import click
 
 from cachefs.cli import output, settings
 from cachefs.cli.commands import umount
 from cachefs.core.addresses import address_of, is_cluster, parse_cluster
+from cachefs.core.config import Config
 from cachefs.core.errors import CannotMount, NotFound
 from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher import local
@@ -21,23 +21,14 @@ from cachefs.launcher.state import MountRecord, StateHome
 @click.command("down")
 @click.option("--dir", "directory", metavar="DIR", help="The cluster's data directory.")
 @click.option("--lazy", is_flag=True, help="Detach mounts even if they are in use.")
-@settings.setting_flags("down")
-@output.json_flag
-@output.debug_flag
-def command(
-    directory: str | None,
-    lazy: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("down")
+def command(directory: str | None, lazy: bool, as_json: bool, chosen: Config) -> None:
     """Unmount the cluster on this machine, and end it. The next `up` finds its data again.
 
     \b
     cachefs down
     """
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    home = settings.state_home(chosen)
     cluster = local.read(home, os.path.abspath(directory) if directory else "")
     if cluster is None:
         remedy = "`cachefs up` starts one"

@@ -11,6 +11,7 @@ import msgspec
 from cachefs.cli import clusters, listing, output, settings, view_calls
 from cachefs.cli.paths import InCluster, find, in_cluster
 from cachefs.cli.session import Target, attached
+from cachefs.core.config import Config
 from cachefs.core.model import Kind
 from cachefs.core.units import format_size
 
@@ -35,12 +36,8 @@ class Sum(msgspec.Struct):
 
 @click.command("du")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@settings.setting_flags("du")
-@output.json_flag
-@output.debug_flag
-def command(
-    paths: tuple[str, ...], as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> int:
+@settings.command_options("du")
+def command(paths: tuple[str, ...], as_json: bool, chosen: Config) -> int:
     """Show the size of everything at or below each PATH, and how much of it is cached: here or, in
     a cluster, on any worker. In a cluster only names that the master knows are counted. Exit code 3
     if a worker did not answer.
@@ -49,7 +46,7 @@ def command(
     cachefs du /mnt/data/train /mnt/data/other
     cachefs du cachefs://master:19998/imagenet
     """
-    sums = [(path, _sum(path, flags, config_file)) for path in paths]
+    sums = [(path, _sum(path, chosen)) for path in paths]
     if as_json:
         output.print_json([_document(path, found) for path, found in sums])
     else:
@@ -91,9 +88,8 @@ def _row(path: str, found: Sum) -> list[str]:
     return [size, f"{cached} cached", share, files, path]
 
 
-def _sum(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
-    chosen = settings.load_settings(flags, config_file)
-    place = find(path, chosen, settings.state_home(chosen))
+def _sum(path: str, chosen: Config) -> Sum:
+    place = find(path, chosen)
     shared = in_cluster(place, chosen)
     if shared is not None:
         return _sum_everywhere(shared)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import clusters, output, paths, settings
 from cachefs.cli.paths import InCluster
 from cachefs.cli.session import Target, attached
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.units import format_size
 
 
 @click.command("free")
 @click.argument("path")
-@settings.setting_flags("free")
-@output.json_flag
-@output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("free")
+def command(path: str, as_json: bool, chosen: Config) -> int:
     """Free the cached data of PATH and everything below it; in a cluster, on all workers. Nothing
     is deleted at the origin. Exit code 3 if a worker did not answer.
 
@@ -26,8 +23,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs free /mnt/data/train
     cachefs free cachefs://master:19998/imagenet
     """
-    chosen = settings.load_settings(flags, config_file)
-    place = paths.find(path, chosen, settings.state_home(chosen))
+    place = paths.find(path, chosen)
     shared = paths.in_cluster(place, chosen)
     if shared is not None:
         freed, silent = _free_everywhere(shared)

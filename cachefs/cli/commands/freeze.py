@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from cachefs.cli import output, settings, view_calls
 from cachefs.cli.session import Session, Target
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.messages import ViewStatus
 from cachefs.core.printable import printable
 
@@ -22,12 +23,8 @@ _COVERABLE: Final = "a mount of root with the transport kernel does, if all user
 @click.command("freeze")
 @click.argument("path")
 @click.option("--wait", is_flag=True, help="Wait until it is covered; exit code 1 if it cannot be.")
-@settings.setting_flags("freeze")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str, wait: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> int:
+@settings.command_options("freeze")
+def command(path: str, wait: bool, as_json: bool, chosen: Config) -> int:
     """Load and pin the directory PATH, and let the kernel alone show it: its files are then read
     like those of a local directory.
 
@@ -37,7 +34,7 @@ def command(
 
     A change at the origin is shown as before: the directory is uncovered, changed, and covered
     again when it is quiet."""
-    with view_calls.opened(path, flags, config_file) as (session, target):
+    with view_calls.opened(path, chosen) as (session, target):
         view_calls.check(session)
         with output.announced(f"waiting until {target.shown()} is covered; Ctrl-C ends this"):
             view = _freeze(session, target, wait=wait)

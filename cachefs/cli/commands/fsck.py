@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 
 from cachefs.cli import output, settings
 from cachefs.cli.cluster_files import (
-    BLOCK_PAGES,
     SHOWN_ID,
     Block,
     Cluster,
@@ -20,7 +19,9 @@ from cachefs.cli.cluster_files import (
 )
 from cachefs.core import cluster as c
 from cachefs.core.addresses import address_of
+from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.pages import BLOCK_PAGES, split
 from cachefs.core.units import format_size
 
 FAILED: Final = 1
@@ -54,12 +55,8 @@ class Total(msgspec.Struct):
 @click.command("fsck")
 @click.argument("path")
 @click.option("--no-verify", is_flag=True, help="Check only the places: read no cached bytes.")
-@settings.setting_flags("fsck")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str, no_verify: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> int:
+@settings.command_options("fsck")
+def command(path: str, no_verify: bool, as_json: bool, chosen: Config) -> int:
     """Check the cached data of PATH and everything known below it: each worker reads every page in
     its index and verifies the checksum. Damaged copies are dropped, and fetched again by the next
     read. Exit code 1 if any was damaged or missing, 3 if a worker did not answer.
@@ -68,7 +65,7 @@ def command(
     cachefs fsck /mnt/imagenet
     cachefs fsck cachefs://master:19998/imagenet/train.tar --no-verify
     """
-    cluster, inside = open_cluster(path, flags, config_file)
+    cluster, inside = open_cluster(path, chosen)
     with cluster:
         check = Check(cluster, verify=not no_verify)
         findings = check.run(inside)
@@ -129,8 +126,8 @@ class Check:
     def _bytes(self, file: File, worker: str, pages: int) -> Iterator[PageFinding]:
         try:
             for first, end in runs(pages):
-                for start in range(first, end, c.MAX_DATA_PAGES):
-                    yield from self._pages(file, worker, start, min(end, start + c.MAX_DATA_PAGES))
+                for part in split(first, end, c.MAX_DATA_PAGES):
+                    yield from self._pages(file, worker, *part)
         except CacheFSError as err:
             self._cluster.silent[worker] = err
 

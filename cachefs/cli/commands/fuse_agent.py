@@ -6,7 +6,7 @@ import importlib.util
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
 
 
 @click.command("fuse-agent")
-@settings.setting_flags("fuse-agent")
-@output.json_flag
-@output.debug_flag
-def command(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("fuse-agent")
+def command(as_json: bool, chosen: Config) -> int:
     """Serve every mount that the holder of this node has: the driver `cachefs csi` makes them. A
     stop signal leaves the mounts to the next agent. Needs CAP_SYS_ADMIN.
 
     \b
     cachefs fuse-agent --holder /run/holder/holder.sock --worker-socket /run/worker/worker.sock
     """
-    chosen = settings.load_settings(flags, config_file)
     spec = plan(chosen)
     log_to("", spec.log_level, to_stderr=True, as_json=spec.log_json)
     agent = Agent(spec)

@@ -31,12 +31,8 @@ WELL: Final = "OK, nothing is wrong"
 
 @click.command("health")
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
-@settings.setting_flags("health")
-@output.json_flag
-@output.debug_flag
-def command(
-    where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> int:
+@settings.command_options("health")
+def command(where: str | None, as_json: bool, chosen: Config) -> int:
     """List the problems of a mount or a cluster, each with its cause and remedy; without an
     argument, of all mounts here and of the configured cluster. Exit code 0 if nothing is wrong, 1
     if only warnings are printed, 2 if reads fail or bypass the cache.
@@ -45,7 +41,6 @@ def command(
     cachefs health /mnt/data
     cachefs health cachefs://master:19998
     """
-    chosen = settings.load_settings(flags, config_file)
     found = unique(_problems(where, chosen, settings.state_home(chosen)))
     if as_json:
         output.print_json([msgspec.to_builtins(one) for one in found])
@@ -137,8 +132,8 @@ def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterabl
             yield from of_mount(record, masters)
         elif is_unserved(mount.mountpoint, None):
             yield from of_dead(mount.mountpoint)
-    if clusters.is_cluster_configured(chosen, home):
-        with clusters.connect_admin(chosen, home) as master:
+    if clusters.is_cluster_configured(chosen):
+        with clusters.connect_admin(chosen) as master:
             yield from masters.problems(master)
 
 

@@ -22,6 +22,7 @@ from cachefs.cli.job_views import (
     sizes,
 )
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, NotFound, Unreachable
 from cachefs.core.jobs import JobState, JobStatus
 from cachefs.core.units import format_duration, format_size
@@ -57,14 +58,10 @@ def command(context: click.Context, /, as_json: bool, **flags: Any) -> Any:
     return None
 
 
-def _flags(function: _Command) -> _Command:
-    function = output.debug_flag(output.json_flag(function))
-    return settings.setting_flags("jobs")(function)
-
-
 def _one(function: _Command) -> _Command:
     """Adds the arguments of a command about one job."""
-    function = click.argument("where", metavar=_WHERE, required=False)(_flags(function))
+    function = settings.command_options("jobs")(function)
+    function = click.argument("where", metavar=_WHERE, required=False)(function)
     return click.argument("job", metavar="ID", type=click.IntRange(1))(function)
 
 
@@ -75,22 +72,14 @@ def _one(function: _Command) -> _Command:
 @click.argument("where", metavar=_WHERE, required=False)
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum.")
 @click.option("--all", "every", is_flag=True, help="List every recorded job.")
-@_flags
-def list_(
-    where: str | None,
-    limit: int,
-    every: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("jobs")
+def list_(where: str | None, limit: int, every: bool, as_json: bool, chosen: Config) -> None:
     """List the jobs, the newest first; of one place, or of everything mounted here.
 
     \b
     cachefs jobs ls
     """
-    with Finder(flags, config_file) as finder:
+    with Finder(chosen) as finder:
         places = [finder.find(where)[0]] if where else finder.everywhere()
         if not places:
             remedy = "name a cluster: cachefs jobs ls cachefs://MASTER"
@@ -151,14 +140,7 @@ def _paths(place: Place, job: JobStatus) -> str:
 @click.option("--failures", "failed", is_flag=True, help="List the failed files with their causes.")
 @click.option("--follow", is_flag=True, help="Show progress until it ends, as `load --wait`.")
 def show(
-    job: int,
-    where: str | None,
-    failed: bool,
-    follow: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
+    job: int, where: str | None, failed: bool, follow: bool, as_json: bool, chosen: Config
 ) -> int:
     """Show the progress of a job, and its settings.
 
@@ -168,7 +150,7 @@ def show(
     """
     if failed and follow:
         raise BadConfig("--failures and --follow exclude each other", remedy="give one of them")
-    with Finder(flags, config_file) as finder:
+    with Finder(chosen) as finder:
         place, shown = find_job(finder, job, where)
         if follow:
             return job_progress.show_until_end(place, job, as_json)
@@ -256,54 +238,61 @@ def _print_failures(place: Place, job: int, as_json: bool) -> None:
 
 @command.command("stop")
 @_one
-def stop(job: int, where: str | None, **options: Any) -> int:
+def stop(**options: Any) -> int:
     """Stop a job; what it loaded stays. `resume` continues it.
 
     \b
     cachefs jobs stop 7
     """
-    return _control(job, where, "stop", "is stopped", options)
+    return _control("stop", "is stopped", **options)
 
 
 @command.command("resume")
 @_one
 @click.option("--wait", is_flag=True, help="Show progress until it ends, as `load --wait`.")
-def resume(job: int, where: str | None, **options: Any) -> int:
+def resume(**options: Any) -> int:
     """Continue a job that was stopped, or that failed for lack of space.
 
     \b
     cachefs jobs resume 7 --wait
     """
-    return _control(job, where, "resume", "continues", options)
+    return _control("resume", "continues", **options)
 
 
 @command.command("retry")
 @_one
 @click.option("--wait", is_flag=True, help="Show progress until it ends, as `load --wait`.")
-def retry(job: int, where: str | None, **options: Any) -> int:
+def retry(**options: Any) -> int:
     """Retry the failed files of a job that has ended.
 
     \b
     cachefs jobs retry 7
     """
-    return _control(job, where, "retry", "retries the failed files", options)
+    return _control("retry", "retries the failed files", **options)
 
 
 @command.command("forget")
 @_one
-def forget(job: int, where: str | None, **options: Any) -> int:
+def forget(**options: Any) -> int:
     """Delete the record of a job that has ended. What it loaded stays.
 
     \b
     cachefs jobs forget 7
     """
-    return _control(job, where, "forget", "is forgotten", options)
+    return _control("forget", "is forgotten", **options)
 
 
-def _control(job: int, where: str | None, action: str, done: str, options: dict[str, Any]) -> int:
-    as_json, wait = options.pop("as_json"), options.pop("wait", False)
-    config_file, _ = options.pop("config_file"), options.pop("debug")
-    with Finder(options, config_file) as finder:
+def _control(
+    action: str,
+    done: str,
+    *,
+    job: int,
+    where: str | None,
+    chosen: Config,
+    as_json: bool,
+    wait: bool = False,
+) -> int:
+    with Finder(chosen) as finder:
         place, _ = find_job(finder, job, where)
         reply = place.call(m.ControlJob(place.namespace, job, action), m.JobReply)
         if wait:

@@ -7,7 +7,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -15,6 +15,7 @@ from cachefs.cli import job_progress, output, settings
 from cachefs.cli.job_servers import START_S, Finder, MountPlace, Place, insist
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
+from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, CacheFSError
 from cachefs.core.globs import is_glob, literal
 from cachefs.core.jobs import PATHS_PER_CALL, PRIORITIES, JobSpec
@@ -34,9 +35,7 @@ _PER_SECOND: Final = re.compile(r"\s*(?:/s|ps)\s*$")
 @click.option("--verify", is_flag=True, help="Verify all checksums at the end.")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", show_default=True)
 @click.option("--wait", is_flag=True, help="Wait and show progress; exit code 1 on a failure.")
-@settings.setting_flags("load")
-@output.json_flag
-@output.debug_flag
+@settings.command_options("load")
 def command(
     paths: tuple[str, ...],
     files_from: str | None,
@@ -47,9 +46,7 @@ def command(
     priority: str,
     wait: bool,
     as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
+    chosen: Config,
 ) -> int:
     """Load everything at or below each PATH (or matched by a quoted GLOB) into the cache.
 
@@ -63,13 +60,13 @@ def command(
     again change its settings. Loaded files are not evicted before their first read, for at most
     24 h, or for the time of --hold. A PATH is below a mount point, or `cachefs://MASTER/path`."""
     spec = JobSpec((), _rate(bandwidth), _time(hold), verify, priority)
-    with Finder(flags, config_file) as finder:
-        chosen = _choose(finder, paths, files_from)
-        if wait and len(chosen) > 1:
+    with Finder(chosen) as finder:
+        groups = _choose(finder, paths, files_from)
+        if wait and len(groups) > 1:
             raise BadConfig("these paths are in several mounts", remedy="use one command for each")
         if replicas is not None:
-            set_replicas(chosen, replicas, files_from)
-        started = [(place, submit(place, spec, below)) for place, below in chosen]
+            set_replicas(groups, replicas, files_from)
+        started = [(place, submit(place, spec, below)) for place, below in groups]
         if wait:
             ((place, submitted),) = started
             return job_progress.show_until_end(place, submitted.job, as_json)

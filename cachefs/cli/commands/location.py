@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from cachefs.cli.paths import find_in_cluster
 from cachefs.client.admin import AdminClient, Values
 from cachefs.core import admin as a
 from cachefs.core.addresses import address_of
+from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied
 from cachefs.core.units import format_size
 
@@ -22,10 +22,8 @@ _HEAD: Final = ["PATH", "BLOCK", "SIZE", "OWNER", "CACHED AT"]
 
 @click.command("location")
 @click.argument("path")
-@settings.setting_flags("location")
-@output.json_flag
-@output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("location")
+def command(path: str, as_json: bool, chosen: Config) -> int:
     """Show the owners of every block (256 MiB) of PATH, or of the known files below it, and the
     workers that have it cached, with the share. Exit code 3 if a worker did not answer.
 
@@ -33,11 +31,13 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs location /mnt/imagenet/train.tar
     cachefs location cachefs://master:19998/imagenet
     """
-    chosen = settings.load_settings(flags, config_file)
-    url, inside, chosen = find_in_cluster(path, chosen, settings.state_home(chosen))
+    url, inside, chosen = find_in_cluster(path, chosen)
     with clusters.admin_at(url, chosen) as master:
         places = Places(master, inside)
-        _print_json(places.rows()) if as_json else _print(places)
+        if as_json:
+            output.print_json_array(row for rows in places.rows() for row in rows)
+        else:
+            _print(places)
     return output.warn_no_answer(places.silent)
 
 
@@ -116,12 +116,3 @@ def _line(row: dict[str, Any]) -> list[str]:
 
 def _who(worker: str, address: str) -> str:
     return f"{worker[:SHOWN_ID]} ({address})" if address else worker[:SHOWN_ID]
-
-
-def _print_json(pages: Iterator[list[dict[str, Any]]]) -> None:
-    separator = "["
-    for rows in pages:
-        for row in rows:
-            click.echo(f"{separator}\n{json.dumps(row)}", nl=False)
-            separator = ","
-    click.echo("[]" if separator == "[" else "\n]")

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 import click
 
 from cachefs.cli import output, settings
 from cachefs.cli.session import find_target
 from cachefs.core.addresses import is_cluster
+from cachefs.core.config import Config
 from cachefs.core.errors import NotFound
 from cachefs.core.printable import printable
 from cachefs.launcher.state import LOG_NAME, MountRecord, StateHome, mount_id
@@ -30,25 +31,15 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 @click.argument("where", metavar="MOUNTPOINT")
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
 @click.option("-n", "--lines", default=LINES, show_default=True, help="Lines of each log.")
-@settings.setting_flags("logs")
-@output.json_flag
-@output.debug_flag
-def command(
-    where: str,
-    follow: bool,
-    lines: int,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("logs")
+def command(where: str, follow: bool, lines: int, as_json: bool, chosen: Config) -> None:
     """Print the last lines of the logs of a mount's server and client. Each line is prefixed with
     the name of its log.
 
     \b
     cachefs logs -f /mnt/data
     """
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    home = settings.state_home(chosen)
     found = files_of(find_target(where, home).record)
     if as_json:
         return output.print_json({name: str(path) for name, path in found.items()})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import click
 
@@ -13,6 +11,7 @@ from cachefs.cli import listing, names, output, settings, view_calls
 from cachefs.cli.listing import Row
 from cachefs.cli.names import Names
 from cachefs.cli.session import Target
+from cachefs.core.config import Config
 from cachefs.core.model import Inode, Kind
 
 
@@ -20,18 +19,8 @@ from cachefs.core.model import Inode, Kind
 @click.argument("path", default=".")
 @click.option("-l", "long", is_flag=True, help="Mode, owner, group, size, mtime, cached %, path.")
 @click.option("-R", "recursive", is_flag=True, help="Everything below.")
-@settings.setting_flags("ls")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str,
-    long: bool,
-    recursive: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> int:
+@settings.command_options("ls")
+def command(path: str, long: bool, recursive: bool, as_json: bool, chosen: Config) -> int:
     """List PATH: below a mount point, the URL of a mounted source, or a path of a cluster, which
     needs no mount. Exit code 3 if a worker did not report what it has cached.
 
@@ -39,12 +28,16 @@ def command(
     cachefs ls -l /mnt/data/train
     cachefs ls -R cachefs://master:19998/imagenet
     """
-    with names.opened(path, flags, config_file) as (server, target):
+    with names.opened(path, chosen) as (server, target):
         pages = _pages(server, target, server.resolve(target), recursive)
         if long or as_json:
             pages = (listing.with_cached(server, page) for page in pages)
         if as_json:
-            _print_json(pages, target)
+            output.print_json_array(
+                listing.document(row, target.record, shown(target, row.path))
+                for page in pages
+                for row in page
+            )
         else:
             if long:
                 _print_view(server, target)
@@ -85,14 +78,3 @@ def _print(pages: Iterable[list[Row]], target: Target, *, long: bool, full: bool
 def _name(row: Row, target: Target, full: bool) -> str:
     name = shown(target, row.path) if full else output.text_of(os.path.basename(row.path))
     return name + "/" if row.inode.kind is Kind.DIRECTORY else name
-
-
-def _print_json(pages: Iterable[list[Row]], target: Target) -> None:
-    """Prints one array, page by page: a listing may exceed the memory."""
-    separator = "["
-    for page in pages:
-        for row in page:
-            document = listing.document(row, target.record, shown(target, row.path))
-            click.echo(f"{separator}\n{json.dumps(document)}", nl=False)
-            separator = ","
-    click.echo("[]" if separator == "[" else "\n]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -26,19 +26,14 @@ _ENGINE: Final = "lmdb:"
 
 @click.command("master")
 @click.option("--background", is_flag=True, help="Return when it is ready; it logs to a file.")
-@settings.setting_flags("master")
-@output.json_flag
-@output.debug_flag
-def command(
-    background: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> int:
+@settings.command_options("master")
+def command(background: bool, as_json: bool, chosen: Config) -> int:
     """Run the master of a cluster: its namespace, sources and members. Ctrl-C ends it.
 
     \b
     cachefs master        # for this machine alone
     cachefs master --listen 0.0.0.0:19998 --store lmdb:/srv/cachefs --token-file /etc/cachefs/token
     """
-    chosen = settings.load_settings(flags, config_file)
     spec = plan(chosen, settings.state_home(chosen), background=background)
     err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
     started = start_master(spec, Path(err_log) if background else None)

@@ -45,22 +45,6 @@ OF_SERVER: Final = (  # settings of which a running server reports no difference
 ENDING_S: Final = 3.0  # a server that is ending refuses a mount within this time
 
 
-class Request(msgspec.Struct, frozen=True):
-    """A checked request for one mount: the spec of the client, which has that of the server."""
-
-    client: ClientSpec
-
-    def find_server(self) -> Server:
-        """Returns the server to use; starts it if none runs and the mount names none."""
-        if self.client.worker_wait_s:
-            return Server(self.client.socket, False, "")
-        if self.client.node is not None:
-            clusters.check_master(self.client.node)
-            return ensure_node(self.client.node)
-        assert self.client.server is not None
-        return processes.ensure_server(self.client.server)
-
-
 @click.command("mount")
 @click.argument("source", required=False)
 @click.argument("where", metavar="MOUNTPOINT", required=False)
@@ -69,7 +53,7 @@ class Request(msgspec.Struct, frozen=True):
 @click.option("--all", "every", is_flag=True, help="With --upgrade: every mount of this user.")
 @settings.setting_flags("mount")
 @output.json_flag
-@output.debug_flag
+@click.option("--debug", is_flag=True, help=output.DEBUG_HELP)
 def command(
     source: str | None,
     where: str | None,
@@ -117,16 +101,15 @@ def perform(
     """Mounts, in the foreground until the mount ends, and returns the exit code. Raises the typed
     errors; then nothing new is left mounted or running."""
     mount_flags.check(mount_options)
-    request = plan(source, where, chosen, foreground=foreground, debug=debug)
-    client = msgspec.structs.replace(request.client, mount_options=mount_options)
-    request = msgspec.structs.replace(request, client=client)
-    with output.announced(f"waiting for {request.client.source.url}; Ctrl-C ends this"):
-        server, started = _start(request, foreground)
-    front = Foreground(request.client, started.pid) if foreground else None
+    client = plan(source, where, chosen, foreground=foreground, debug=debug)
+    client = msgspec.structs.replace(client, mount_options=mount_options)
+    with output.announced(f"waiting for {client.source.url}; Ctrl-C ends this"):
+        server, started = _start(client, foreground)
+    front = Foreground(client, started.pid) if foreground else None
     for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
         if warning:
             output.warn(warning)
-    _say_ready(request, server, started, as_json)
+    _say_ready(client, server, started, as_json)
     return front.stay() if front is not None else 0
 
 
@@ -139,8 +122,9 @@ def _ignored(server: Server, chosen: Config) -> str:
     return f"without effect: {', '.join(flags)}; {kept}"
 
 
-def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:
-    """Checks everything that can be checked before a process is started."""
+def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> ClientSpec:
+    """Returns the spec of the client, which has that of the server. Checks everything that can be
+    checked before a process is started."""
     ufs = source_spec(source, chosen)
     if not chosen.switch("read_only"):
         raise Unsupported(
@@ -159,7 +143,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
     _check_sockets(chosen, in_cluster)
     worker_socket = chosen.text("worker_socket")
     starts_worker = in_cluster and not worker_socket
-    client = ClientSpec(
+    return ClientSpec(
         home=str(home.path),
         socket=worker_socket,
         source=ufs,
@@ -185,7 +169,6 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
         master_access=clusters.access(chosen) if in_cluster else MasterAccess(),
     )
-    return Request(client)
 
 
 def _check_sockets(chosen: Config, in_cluster: bool) -> None:
@@ -204,22 +187,33 @@ def _check_sockets(chosen: Config, in_cluster: bool) -> None:
 # ---- starting ------------------------------------------------------------------------------------
 
 
-def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
+def _start(client: ClientSpec, foreground: bool) -> tuple[Server, Started]:
     for _ in range(JOIN_TRIES):
-        server = request.find_server()
+        server = _find_server(client)
         began_s = time.monotonic()
         try:
-            return server, _start_client(request, server, foreground)
+            return server, _start_client(client, server, foreground)
         except Unreachable:
             if server.started or time.monotonic() - began_s > ENDING_S:
                 raise  # its origin or master is unreachable: a retry would fail too
         # The server was ending with its last mount: join or start another one.
-    server = request.find_server()
-    return server, _start_client(request, server, foreground)
+    server = _find_server(client)
+    return server, _start_client(client, server, foreground)
 
 
-def _start_client(request: Request, server: Server, foreground: bool) -> Started:
-    spec = msgspec.structs.replace(request.client, socket=server.socket)
+def _find_server(client: ClientSpec) -> Server:
+    """Returns the server to use; starts it if none runs and the mount names none."""
+    if client.worker_wait_s:
+        return Server(client.socket, False, "")
+    if client.node is not None:
+        clusters.check_master(client.node)
+        return ensure_node(client.node)
+    assert client.server is not None
+    return processes.ensure_server(client.server)
+
+
+def _start_client(client: ClientSpec, server: Server, foreground: bool) -> Started:
+    spec = msgspec.structs.replace(client, socket=server.socket)
     try:
         return processes.start_client(spec, foreground)
     except BaseException:  # Ctrl-C too: undo the start
@@ -257,8 +251,7 @@ def _server_pids(status: dict[str, Any]) -> list[int]:
     return [p["pid"] for p in status.get("processes", []) if p.get("role") not in beside]
 
 
-def _say_ready(request: Request, server: Server, started: Started, as_json: bool) -> None:
-    spec = request.client
+def _say_ready(spec: ClientSpec, server: Server, started: Started, as_json: bool) -> None:
     shown = output.text_of(os.fsencode(spec.mountpoint))
     if not as_json:
         click.echo(f"OK, {spec.source.url} is ready at {shown}")

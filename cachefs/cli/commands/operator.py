@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 import msgspec
 
-from cachefs.cli import clusters, output, settings
+from cachefs.cli import clusters, settings
 from cachefs.core.addresses import address_of
 from cachefs.core.config import Config
-from cachefs.core.errors import Unsupported
-from cachefs.core.install import install_command
+from cachefs.core.install import check_extra
 from cachefs.kube.rules import Rules
 from cachefs.kube.spec import OperatorSpec
 from cachefs.launcher.processes import module_command
@@ -25,10 +23,8 @@ MODULES: Final = ("aiohttp", "kopf", "prometheus_client")  # of the extra "kube"
 
 
 @click.command("operator")
-@settings.setting_flags("operator")
-@output.json_flag
-@output.debug_flag
-def command(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("operator")
+def command(as_json: bool, chosen: Config) -> int:
     """Run the controller of Kubernetes: attach and load the source of each Dataset, make its
     volume and those of claims, and let pods be scheduled whose data is loaded. Of several replicas
     one acts. A stop signal ends it, and leaves everything as it is.
@@ -36,24 +32,13 @@ def command(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -
     \b
     cachefs operator --master cachefs-master:19998 --token-file /etc/cachefs/token
     """
-    check_extra()
-    chosen = settings.load_settings(flags, config_file)
+    check_extra("kube", MODULES, "the controller")
     _become(plan(chosen, as_json=as_json))
-
-
-def check_extra() -> None:
-    """Raises Unsupported if this installation lacks the packages of the controller."""
-    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Unsupported(
-            f"the controller needs the extra kube ({', '.join(missing)})",
-            remedy=install_command("kube"),
-        )
 
 
 def plan(chosen: Config, *, as_json: bool = False) -> OperatorSpec:
     """Returns the controller's spec. Raises BadConfig."""
-    master = clusters.master_of(chosen, settings.state_home(chosen))
+    master = clusters.master_of(chosen)
     return OperatorSpec(
         master=master,
         address=address_of(master),

@@ -28,9 +28,7 @@ NATIVE: Final = 0  # no inode has this number
 @click.option("--follow", is_flag=True, help="Show how far it is, until it has ended.")
 @output.json_flag
 @output.debug_flag
-def command(
-    path: str, files_from: BinaryIO, name: str, follow: bool, as_json: bool, debug: bool
-) -> int:
+def command(path: str, files_from: BinaryIO, name: str, follow: bool, as_json: bool) -> int:
     """Announce in which order the files of a mount below PATH will be opened.
 
     \b

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import job_progress, output, settings
 from cachefs.cli.commands.load import submit
 from cachefs.cli.job_servers import Finder, Place
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.globs import literal
 from cachefs.core.jobs import JobSpec
 from cachefs.core.policies import Policy
@@ -19,18 +18,8 @@ from cachefs.core.policies import Policy
 @click.argument("path")
 @click.option("--wait", is_flag=True, help="Wait until all of it is cached; exit code 1 if not.")
 @click.option("--no-load", is_flag=True, help="Load nothing; files stay once they are read.")
-@settings.setting_flags("pin")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str,
-    wait: bool,
-    no_load: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> int:
+@settings.command_options("pin")
+def command(path: str, wait: bool, no_load: bool, as_json: bool, chosen: Config) -> int:
     """Never evict the files at or below PATH, and load what is missing.
 
     \b
@@ -40,7 +29,7 @@ def command(
     Returns when no worker can evict it any more: at once, or within 10 s if an eviction was in
     progress. A job loads the rest (`cachefs jobs`). If it does not fit, the job fails with the
     sizes, and what fits stays pinned."""
-    with Finder(flags, config_file) as finder:
+    with Finder(chosen) as finder:
         place, inside = finder.find(path)
         inside = inside.strip(b"/")
         place.call(m.SetPolicy(place.namespace, inside, Policy(pin=True)), m.PolicySet)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,10 +10,10 @@ from cachefs.cli import output, settings
 from cachefs.cli.policy_calls import PolicyTarget, open_policies, policy_text
 from cachefs.core import messages as m
 from cachefs.core import policies
+from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.policies import KEYS, field_of, formatted, parse
 
-_Command = Callable[..., Any]
 _UNSET = {
     "admission": "as the worker is set",
     "eviction": "as the worker is set",
@@ -35,21 +34,16 @@ def command(**flags: Any) -> None:
     """
 
 
-def _flags(function: _Command) -> _Command:
-    function = output.debug_flag(output.json_flag(function))
-    return settings.setting_flags("policy")(function)
-
-
 @command.command("show")
 @click.argument("path")
-@_flags
-def show(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("policy")
+def show(path: str, as_json: bool, chosen: Config) -> None:
     """Show the policies of PATH, where each value is set, and the policies set below it.
 
     \b
     cachefs policy show /mnt/data/train
     """
-    with open_policies(path, flags, config_file) as at:
+    with open_policies(path, chosen) as at:
         found = at.get()
     if as_json:
         return output.print_json(document(at, found))
@@ -86,15 +80,8 @@ def document(at: PolicyTarget, found: m.PoliciesAt) -> dict[str, Any]:
 @command.command("set")
 @click.argument("path")
 @click.argument("values", nargs=-1, required=True, metavar="KEY=VALUE...")
-@_flags
-def set_(
-    path: str,
-    values: tuple[str, ...],
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("policy")
+def set_(path: str, values: tuple[str, ...], as_json: bool, chosen: Config) -> None:
     """Set policies at PATH; the other policies set there stay.
 
     \b
@@ -104,7 +91,7 @@ def set_(
     sync_background, view or profile.
     """
     policy = parse(values)
-    with open_policies(path, flags, config_file) as at:
+    with open_policies(path, chosen) as at:
         _print_policy(at, at.set(policy), as_json)
 
 
@@ -112,16 +99,8 @@ def set_(
 @click.argument("path")
 @click.argument("keys", nargs=-1, metavar="KEY...")
 @click.option("--all", "every", is_flag=True, help="Remove all policies set there.")
-@_flags
-def unset(
-    path: str,
-    keys: tuple[str, ...],
-    every: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("policy")
+def unset(path: str, keys: tuple[str, ...], every: bool, as_json: bool, chosen: Config) -> None:
     """Remove policies from PATH: the inherited values apply again.
 
     \b
@@ -130,7 +109,7 @@ def unset(
     if every == bool(keys):
         raise BadConfig("give keys, or --all", remedy=f"keys are {', '.join(KEYS)}")
     fields = [field_of(key) for key in (KEYS if every else keys)]
-    with open_policies(path, flags, config_file) as at:
+    with open_policies(path, chosen) as at:
         _print_policy(at, at.set(policies.Policy(), fields), as_json)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import clusters, output, settings
@@ -20,17 +18,8 @@ from cachefs.core.units import format_size
 @click.command("quota")
 @click.argument("path")
 @click.argument("size", required=False)
-@settings.setting_flags("quota")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str,
-    size: str | None,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("quota")
+def command(path: str, size: str | None, as_json: bool, chosen: Config) -> None:
     """Limit the cached bytes at or below PATH to SIZE; reads beyond it bypass the cache. `none`
     removes the limit. Without a size: show the quotas of PATH and below it, and their use.
 
@@ -38,14 +27,14 @@ def command(
     cachefs quota /mnt/data/other 20MiB
     cachefs quota /mnt/data/other
     """
-    with open_policies(path, flags, config_file) as at:
+    with open_policies(path, chosen) as at:
         if size is not None:
             at.set(
                 parse([f"quota={size}"]) if size != "none" else policies.Policy(), ["quota_bytes"]
             )
         found = at.get()
         rows = _quotas(at, found)
-        used = _used(at, settings.load_settings(flags, config_file)) if rows else {}
+        used = _used(at, chosen) if rows else {}
     if as_json:
         return output.print_json(
             [

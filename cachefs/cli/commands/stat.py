@@ -9,6 +9,7 @@ import click
 from cachefs.cli import listing, names, output, settings, view_calls
 from cachefs.cli.commands.ls import shown
 from cachefs.cli.session import Target
+from cachefs.core.config import Config
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
 from cachefs.core.units import format_size
 from cachefs.launcher.state import MountRecord
@@ -16,10 +17,8 @@ from cachefs.launcher.state import MountRecord
 
 @click.command("stat")
 @click.argument("path")
-@settings.setting_flags("stat")
-@output.json_flag
-@output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+@settings.command_options("stat")
+def command(path: str, as_json: bool, chosen: Config) -> int:
     """Show everything known about PATH: attributes, version, and the cached bytes: here or, in a
     cluster, on any worker. A path of a cluster needs no mount. Exit code 3 if a worker did not
     answer.
@@ -28,7 +27,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs stat /mnt/data/train/0001.jpg
     cachefs stat cachefs://master:19998/imagenet/train.tar
     """
-    with names.opened(path, flags, config_file) as (server, target):
+    with names.opened(path, chosen) as (server, target):
         inode = server.resolve(target)
         row = listing.with_cached(server, [listing.Row(target.path, inode)])[0]
         facts = listing.document(row, target.record, shown(target, target.path))

@@ -35,12 +35,8 @@ _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError
 
 @click.command("status")
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
-@settings.setting_flags("status")
-@output.json_flag
-@output.debug_flag
-def command(
-    where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+@settings.command_options("status")
+def command(where: str | None, as_json: bool, chosen: Config) -> None:
     """Show the problems, cache use, hits, origin bytes, processes and logs of mounts, and the
     sources and workers of a cluster (--master, or that of `cachefs up`). --json has all figures.
 
@@ -48,7 +44,6 @@ def command(
     cachefs status /mnt/data
     cachefs status cachefs://master:19998
     """
-    chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     if where is not None:
         if clusters.is_master(where):
@@ -59,8 +54,8 @@ def command(
         return _print([tree], as_json, tree)
     masters = Masters(chosen)
     trees = [_try(mount, home, masters) for mount in read_mounts().ours()]
-    if clusters.is_cluster_configured(chosen, home):
-        trees.append(_try_cluster(clusters.master_of(chosen, home), chosen, masters))
+    if clusters.is_cluster_configured(chosen):
+        trees.append(_try_cluster(clusters.master_of(chosen), chosen, masters))
     _print(trees, as_json, trees)
 
 

@@ -12,6 +12,7 @@ import click
 from cachefs.cli import output, settings
 from cachefs.cli.job_servers import START_S, Finder, Place, insist
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 from cachefs.core.units import format_duration
@@ -30,18 +31,8 @@ _SIGNS: Final = {ChangeKind.ADDED: "+", ChangeKind.REPLACED: "~", ChangeKind.GON
 @click.argument("path")
 @click.option("-R", "--recursive", is_flag=True, help="PATH and everything below it.")
 @click.option("--dry-run", is_flag=True, help="List the changes without applying them.")
-@settings.setting_flags("sync")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str,
-    recursive: bool,
-    dry_run: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> int:
+@settings.command_options("sync")
+def command(path: str, recursive: bool, dry_run: bool, as_json: bool, chosen: Config) -> int:
     """Compare PATH (a directory: the names in it) with its origin now, whatever its age, and apply
     the changes. Prints a line for each name that was added (+), replaced (~) or is gone (-). Reads
     only listings. The cached data of a changed file is dropped; the next read fetches it.
@@ -52,7 +43,7 @@ def command(
 
     Exit code 1 if a directory could not be listed; changes of the others are applied. An interrupt
     stops the sync; changes found before it stay applied."""
-    with Finder(flags, config_file) as finder:
+    with Finder(chosen) as finder:
         place, inside = finder.find(path)
         call = m.StartSync(place.namespace, inside.strip(b"/"), recursive, dry_run)
         started = insist(lambda: place.call(call, m.SyncReply), _say_silent, START_S)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import output, settings, view_calls
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 
 
 @click.command("thaw")
 @click.argument("path")
-@settings.setting_flags("thaw")
-@output.json_flag
-@output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("thaw")
+def command(path: str, as_json: bool, chosen: Config) -> None:
     """End the native view of the directory PATH. Its files stay cached until their space is needed;
     open files stay open.
 
     \b
     cachefs thaw /mnt/data/train
     """
-    with view_calls.opened(path, flags, config_file) as (session, target):
+    with view_calls.opened(path, chosen) as (session, target):
         view_calls.check(session)
         session.call(m.Thaw(session.namespace, target.in_namespace), m.Done)
     if as_json:

@@ -45,17 +45,9 @@ Looker = Callable[[bool], Look]
 @click.option(
     "-n", "--count", metavar="N", type=click.IntRange(min=1), help="Exit after N updates."
 )
-@settings.setting_flags("top")
-@output.json_flag
-@output.debug_flag
+@settings.command_options("top")
 def command(
-    where: str | None,
-    interval: str,
-    count: int | None,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
+    where: str | None, interval: str, count: int | None, as_json: bool, chosen: Config
 ) -> None:
     """Show the current use of a mount, a node or a cluster: opens and hits, bytes from the origin
     and from other workers, by path; load jobs; evictions; the slowest fills of the last minute.
@@ -69,10 +61,9 @@ def command(
     pause_s = parse_duration(interval)
     if pause_s < LEAST_S:
         raise BadConfig(f"bad interval {interval!r}", remedy=f"at least {LEAST_S:g}s")
-    chosen = settings.load_settings(flags, config_file)
     is_live = sys.stdout.isatty() and not as_json
     count = count if count is not None or is_live or as_json else 1
-    with _looker(where, chosen, settings.state_home(chosen)) as look, _screen(is_live) as show:
+    with _looker(where, chosen) as look, _screen(is_live) as show:
         frames = _frames(look, pause_s, count)
         try:
             for frame in frames:
@@ -126,27 +117,27 @@ def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
 
 
 @contextlib.contextmanager
-def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Looker]:
+def _looker(where: str | None, chosen: Config) -> Iterator[Looker]:
     """Yields the function that takes a look. Raises NotFound, BadConfig, and as connecting."""
     if where is not None and where.startswith(_HTTP):
         is_here = is_loopback(parse_address(address_of(where), 0)[0])
-        url = clusters.master_of(chosen, home) if is_here else where
+        url = clusters.master_of(chosen) if is_here else where
         with clusters.connect_worker(where, chosen, url) as worker:
             yield lambda _: _look_at_worker(worker)
     elif where is not None and not is_cluster(where):
-        record = find_target(where, home).record
+        record = find_target(where, settings.state_home(chosen)).record
         yield lambda more: _look_at_mounts([record], chosen, more)
-    elif where is not None or clusters.is_cluster_configured(chosen, home):
-        with _admin(where, chosen, home) as master:
+    elif where is not None or clusters.is_cluster_configured(chosen):
+        with _admin(where, chosen) as master:
             yield lambda more: _look_at_cluster(master, chosen, more)
     else:
-        records = _mounted(home)
+        records = _mounted(settings.state_home(chosen))
         yield lambda more: _look_at_mounts(records, chosen, more)
 
 
-def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
+def _admin(where: str | None, chosen: Config) -> AdminClient:
     if where is None:
-        return clusters.connect_admin(chosen, home)
+        return clusters.connect_admin(chosen)
     url = master_url(where, tls=clusters.uses_tls(chosen))
     return AdminClient(url, clusters.security(chosen, url))
 

@@ -202,17 +202,8 @@ def lines(shown: Frame, now: float) -> list[str]:
 
 
 def _node_lines(rows: Sequence[NodeRow]) -> list[str]:
-    head = [
-        "WORKER",
-        "STATE",
-        "USED",
-        "HIT",
-        "OPENS/s",
-        "ORIGIN/s",
-        "PEERS/s",
-        "FILLS",
-        "EVICTED/s",
-    ]
+    head = ["WORKER", "STATE", "USED", "HIT", "OPENS/s"]
+    head += ["ORIGIN/s", "PEERS/s", "FILLS", "EVICTED/s"]
     body = [
         [
             row.look.name,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import output, settings
 from cachefs.cli.policy_calls import open_policies
+from cachefs.core.config import Config
 from cachefs.core.policies import FREE, formatted, parse
 
 
@@ -15,18 +14,8 @@ from cachefs.core.policies import FREE, formatted, parse
 @click.argument("path")
 @click.argument("time", required=False)
 @click.option("--action", type=click.Choice([FREE]), help="Action after TIME: free (the default).")
-@settings.setting_flags("ttl")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str,
-    time: str | None,
-    action: str | None,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("ttl")
+def command(path: str, time: str | None, action: str | None, as_json: bool, chosen: Config) -> None:
     """Free the cached data at or below PATH when TIME has passed since it was fetched. `none`
     unsets the TTL, `never` keeps the data. Nothing is deleted at the origin. Without TIME: show
     it.
@@ -38,7 +27,7 @@ def command(
     policy = parse([f"ttl={time}"] if time not in (None, "none") else [])
     if action is not None and time is not None:
         policy = parse([f"ttl={time}", f"ttl_action={action}"])
-    with open_policies(path, flags, config_file) as at:
+    with open_policies(path, chosen) as at:
         if time is not None:
             at.set(policy, ["ttl_s", "ttl_action"] if time == "none" else [])
         found = at.get()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.paths import namespace_path
-from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.config import Config
@@ -48,23 +47,17 @@ def command(**flags: Any) -> None:
 @click.argument("source")
 @click.argument("path")
 @_push_flag
-@settings.setting_flags("ufs add")
-@output.json_flag
-@output.debug_flag
-def add(
-    source: str, path: str, push: str | None, as_json: bool, debug: bool, config_file: str | None,
-    **flags: Any,
-) -> None:  # fmt: skip
+@settings.command_options("ufs add")
+def add(source: str, path: str, push: str | None, as_json: bool, chosen: Config) -> None:
     """Show SOURCE (s3://bucket/prefix, file:///path) at the directory PATH of the namespace. The
     master and every worker read it with their own credentials.
 
     \b
     cachefs ufs add s3://bucket/imagenet /imagenet
     """
-    chosen = settings.load_settings(flags, config_file)
     where, spec = namespace_path(path), _source(source, chosen)
     call = c.AddUfs(where, spec, chosen.seconds("sync_interval"), _feed(push) or "")
-    with _master(chosen) as master:
+    with clusters.connect_admin(chosen) as master:
         added = master.call(call, c.UfsAdded)
     if added.warning:
         print(f"cachefs: warning: {added.warning}", file=sys.stderr)
@@ -85,20 +78,21 @@ def add(
     help="How long names are valid while changes are reported (1h; 0s: as without a feed).",
 )
 @click.option("--unset", multiple=True, metavar="NAME", help="Remove an option (repeatable).")
-@settings.setting_flags("ufs set")
-@output.json_flag
-@output.debug_flag
+@settings.command_options("ufs set")
 def change(
-    path: str, push: str | None, push_interval: str | None, unset: tuple[str, ...],
-    as_json: bool, debug: bool, config_file: str | None, **flags: Any,
-) -> None:  # fmt: skip
+    path: str,
+    push: str | None,
+    push_interval: str | None,
+    unset: tuple[str, ...],
+    as_json: bool,
+    chosen: Config,
+) -> None:
     """Change options and sync interval of the source at PATH. Its inodes and cached bytes stay, and
     mounts go on. Only flags count, no configuration files.
 
     \b
     cachefs ufs set /imagenet --sync-interval 5m
     """
-    chosen = settings.load_settings(flags, config_file)
     where = namespace_path(path)
     options = chosen.source_options(keep=())
     interval_s = chosen.seconds("sync_interval") if chosen.is_flag("sync_interval") else None
@@ -106,7 +100,7 @@ def change(
     if not (options or unset) and all(one is None for one in (interval_s, push, push_interval_s)):
         raise BadConfig("nothing to change", remedy="give an option: cachefs ufs set --help")
     call = c.SetUfs(where, options, unset, interval_s, _feed(push), push_interval_s)
-    with _master(chosen) as master:
+    with clusters.connect_admin(chosen) as master:
         row = master.call(call, c.UfsChanged).row
     if as_json:
         output.print_json(_document(row))
@@ -116,16 +110,14 @@ def change(
 
 @command.command("ls")
 @click.option("-l", "long", is_flag=True, help="Show the options, too.")
-@settings.setting_flags("ufs")
-@output.json_flag
-@output.debug_flag
-def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("ufs")
+def list_(long: bool, as_json: bool, chosen: Config) -> None:
     """List the sources with their directory, sync interval and state.
 
     \b
     cachefs ufs ls -l
     """
-    with _master(settings.load_settings(flags, config_file)) as master:
+    with clusters.connect_admin(chosen) as master:
         rows = master.call(c.ListUfs(), c.UfsTable).rows
     if as_json:
         return output.print_json([_document(row) for row in rows])
@@ -141,19 +133,15 @@ def list_(long: bool, as_json: bool, debug: bool, config_file: str | None, **fla
 @command.command("rm")
 @click.argument("path")
 @click.option("--force", is_flag=True, help="Even if paths of it are pinned.")
-@settings.setting_flags("ufs")
-@output.json_flag
-@output.debug_flag
-def remove(
-    path: str, force: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+@settings.command_options("ufs")
+def remove(path: str, force: bool, as_json: bool, chosen: Config) -> None:
     """Remove the source at PATH from the namespace. Nothing is deleted at the origin.
 
     \b
     cachefs ufs rm /imagenet
     """
     where = namespace_path(path)
-    with _master(settings.load_settings(flags, config_file)) as master:
+    with clusters.connect_admin(chosen) as master:
         master.call(c.RemoveUfs(where, force), m.Done)
     shown = _shown(where)
     if as_json:
@@ -165,10 +153,6 @@ def remove(
 def _feed(push: str | None) -> str | None:
     """Returns the setting of a feed: "" for none."""
     return "" if push == "none" else push
-
-
-def _master(chosen: Config) -> AdminClient:
-    return clusters.connect_admin(chosen, settings.state_home(chosen))
 
 
 def _source(source: str, chosen: Config) -> UfsSpec:
@@ -226,20 +210,13 @@ def _background(row: c.UfsRow) -> str:
 
 
 def _document(row: c.UfsRow) -> dict[str, Any]:
-    return {
-        "path": output.text_of(row.path) or "/",
-        "source": row.source.url,
-        "options": msgspec.to_builtins(row.source.options),
-        "sync_interval_s": row.sync_interval_s,
-        "origin_down": row.origin_down,
-        "push": row.push,
-        "pushed": row.pushed,
-        "pushed_at": row.pushed_at,
-        "push_interval_s": row.push_interval_s,
-        "feed_current_at": row.feed_current_at,
-        "feed_error": row.feed_error,
-        "background_last_at": row.background_last_at,
-        "background_next_at": row.background_next_at,
-        "background_error": row.background_error,
-        "warning": row.warning,
-    }
+    facts: dict[str, Any] = {"path": output.text_of(row.path) or "/", "source": row.source.url}
+    facts["options"] = msgspec.to_builtins(row.source.options)
+    return facts | {name: getattr(row, name) for name in _SAME_IN_DOCUMENTS}
+
+
+_SAME_IN_DOCUMENTS: Final = (
+    *("sync_interval_s", "origin_down", "push", "pushed", "pushed_at", "push_interval_s"),
+    *("feed_current_at", "feed_error"),
+    *("background_last_at", "background_next_at", "background_error", "warning"),
+)

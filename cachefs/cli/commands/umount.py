@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -19,6 +19,7 @@ from cachefs.cli.namespaces import Holder
 from cachefs.cli.owners import find_record_and_home
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.fuse import mounting
@@ -38,18 +39,14 @@ _RETRY_PAUSE_S: Final = 0.1
 @click.command("umount")
 @click.argument("where", metavar="MOUNTPOINT")
 @click.option("--lazy", is_flag=True, help="Detach it now; open files stay readable.")
-@settings.setting_flags("umount")
-@output.json_flag
-@output.debug_flag
-def command(
-    where: str, lazy: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+@settings.command_options("umount")
+def command(where: str, lazy: bool, as_json: bool, chosen: Config) -> None:
     """Unmount MOUNTPOINT, and wait until its client (and a server without mounts) has ended.
 
     \b
     cachefs umount /mnt/data
     """
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    home = settings.state_home(chosen)
     with output.announced(f"waiting for the processes of {where} to end"):
         mountpoint, note = unmount(where, home, lazy=lazy)
     shown = output.text_of(os.fsencode(mountpoint))

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import output, settings
 from cachefs.cli.policy_calls import open_policies
+from cachefs.core.config import Config
 from cachefs.core.policies import Policy
 
 
 @click.command("unpin")
 @click.argument("path")
-@settings.setting_flags("unpin")
-@output.json_flag
-@output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("unpin")
+def command(path: str, as_json: bool, chosen: Config) -> None:
     """Remove the pin of PATH. Cached data stays until its space is needed.
 
     \b
     cachefs unpin /mnt/data/val
     """
-    with open_policies(path, flags, config_file) as at:
+    with open_policies(path, chosen) as at:
         was_pinned = bool(at.get().said.pin)
         at.set(Policy(), ["pin"])
         now = at.get()

@@ -9,6 +9,7 @@ import click
 
 from cachefs.cli import clusters, output, settings
 from cachefs.core.addresses import SCHEME, address_of
+from cachefs.core.config import Config
 from cachefs.launcher.local import MOST_WORKERS, LocalCluster, LocalClusterStarter
 
 
@@ -17,17 +18,8 @@ from cachefs.launcher.local import MOST_WORKERS, LocalCluster, LocalClusterStart
     "--workers", type=click.IntRange(1, MOST_WORKERS), help="Number of workers. [default: 3]"
 )
 @click.option("--dir", "directory", metavar="DIR", help="The data directory.")
-@settings.setting_flags("up")
-@output.json_flag
-@output.debug_flag
-def command(
-    workers: int | None,
-    directory: str | None,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("up")
+def command(workers: int | None, directory: str | None, as_json: bool, chosen: Config) -> None:
     """Start a cluster on this machine: a master and workers in the background, on loopback only.
     The next `up` finds its namespace and its cached data again.
 
@@ -37,7 +29,6 @@ def command(
     cachefs mount cachefs://127.0.0.1:19998/imagenet /mnt/imagenet
     cachefs down
     """
-    chosen = settings.load_settings(flags, config_file)
     where = os.path.abspath(directory) if directory else ""
     up = LocalClusterStarter(
         settings.state_home(chosen),

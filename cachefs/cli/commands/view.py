@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
 from cachefs.cli import listing, output, settings, view_calls
 from cachefs.cli.session import Session, Target
 from cachefs.core import messages as m
+from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import ContentId, Kind
 
@@ -19,17 +19,8 @@ from cachefs.core.model import ContentId, Kind
 @click.command("view")
 @click.argument("path")
 @click.option("--print", "printed", is_flag=True, help="Print each file and where it is cached.")
-@settings.setting_flags("view")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str,
-    printed: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("view")
+def command(path: str, printed: bool, as_json: bool, chosen: Config) -> None:
     """Print the files at or below PATH with their complete cache files, which can be read without
     the mount: of a mount without root rights, too. Only the user of the cache may read them. A
     cache file may be evicted at any time unless it is pinned.
@@ -39,7 +30,7 @@ def command(
     """
     if not printed:
         raise BadConfig("--print is missing", remedy=f"cachefs view {path} --print")
-    with view_calls.opened(path, flags, config_file) as (session, target):
+    with view_calls.opened(path, chosen) as (session, target):
         for name, cached in _files(session, target):
             if as_json:
                 click.echo(json.dumps({"path": name, "cached_at": cached or None}))

@@ -3,13 +3,12 @@ kernel alone shows them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cachefs.cli import output, settings, view_calls
 from cachefs.cli.owners import all_records
 from cachefs.cli.session import Target, attached
+from cachefs.core.config import Config
 from cachefs.core.mountinfo import read_mounts
 from cachefs.core.printable import printable
 from cachefs.core.units import format_size
@@ -19,12 +18,8 @@ _HEAD = ["path", "state", "since", "files", "size", "mounts", "by", "reason"]
 
 @click.command("views")
 @click.argument("path", required=False)
-@settings.setting_flags("views")
-@output.json_flag
-@output.debug_flag
-def command(
-    path: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+@settings.command_options("views")
+def command(path: str | None, as_json: bool, chosen: Config) -> None:
     """List the frozen and the covered directories of the mount of PATH, or of all mounts.
 
     \b
@@ -32,11 +27,11 @@ def command(
     cachefs views /mnt/data
     """
     if path is not None:
-        with view_calls.opened(path, flags, config_file) as (session, target):
+        with view_calls.opened(path, chosen) as (session, target):
             found = [(view, target) for view in view_calls.views_of(session)]
     else:
         found = []
-        home = settings.state_home(settings.load_settings(flags, config_file))
+        home = settings.state_home(chosen)
         for record in all_records(read_mounts().ours(), home):
             with attached(record) as session:
                 target = Target(record, b"")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
 
 import click
 
@@ -23,19 +22,14 @@ from cachefs.launcher.state import CACHE_NAME, StateHome, node_name
 
 @click.command("worker")
 @click.option("--background", is_flag=True, help="Return when it is a member; it logs to a file.")
-@settings.setting_flags("worker")
-@output.json_flag
-@output.debug_flag
-def command(
-    background: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> int:
+@settings.command_options("worker")
+def command(background: bool, as_json: bool, chosen: Config) -> int:
     """Run this node's worker. It caches a share of the cluster's data, and serves the mounts of
     this machine. Ctrl-C ends it.
 
     \b
     cachefs worker --master node1:19998 --tier mem:/dev/shm/c:16GiB --tier ssd:/var/cache/c:1TiB
     """
-    chosen = settings.load_settings(flags, config_file)
     spec = plan(chosen, settings.state_home(chosen), background=background)
     with output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this"):
         started = start_worker(spec, background=background)
@@ -53,7 +47,7 @@ def command(
 
 def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
     """Returns the worker's spec. Raises BadConfig, and as making a default tier's directory."""
-    master = clusters.master_of(chosen, home)
+    master = clusters.master_of(chosen)
     tiers = chosen.items("tier") or (_default_tier(master, home, clusters.trusts(chosen)),)
     first, *_ = parse_tiers(tiers)
     weight, advertise = weight_of(chosen.text("weight")), _advertised(chosen)

@@ -29,9 +29,7 @@ _RIGHT: Final = tuple(map(_HEAD.index, _NUMBERS))
 @output.json_flag
 @output.debug_flag
 @click.pass_context
-def command(
-    ctx: click.Context, /, as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+def command(ctx: click.Context, /, as_json: bool, **flags: Any) -> Any:
     """List the workers of a cluster, as `cachefs workers ls` does; drain and remove them.
 
     \b
@@ -40,26 +38,21 @@ def command(
     cachefs workers remove 3f2a            # a worker whose process has ended
     """
     if ctx.invoked_subcommand is None:
-        _list(as_json, config_file, flags)
-    elif as_json:
+        return ctx.invoke(list_, as_json=as_json)
+    if as_json:
         raise click.UsageError("write --json after the command's name", ctx)
+    return None
 
 
 @command.command("ls")
-@settings.setting_flags("workers")
-@output.json_flag
-@output.debug_flag
-def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("workers")
+def list_(as_json: bool, chosen: Config) -> None:
     """List the workers of a cluster: state, tiers, weight, used and total space, version.
 
     \b
     cachefs workers ls --json
     """
-    _list(as_json, config_file, flags)
-
-
-def _list(as_json: bool, config_file: str | None, flags: dict[str, Any]) -> None:
-    with _master(settings.load_settings(flags, config_file)) as master:
+    with clusters.connect_admin(chosen) as master:
         table = master.call(c.ListWorkers(), c.WorkerTable)
     if as_json:
         return output.print_json(document(table))
@@ -114,25 +107,15 @@ def _tiers(tiers: list[dict[str, Any]]) -> str:
 @click.argument("worker")
 @click.option("--undo", is_flag=True, help="Let it own data again.")
 @click.option("--wait", is_flag=True, help="Return when it has handed over all data.")
-@settings.setting_flags("workers")
-@output.json_flag
-@output.debug_flag
-def drain(
-    worker: str,
-    undo: bool,
-    wait: bool,
-    as_json: bool,
-    debug: bool,
-    config_file: str | None,
-    **flags: Any,
-) -> None:
+@settings.command_options("workers")
+def drain(worker: str, undo: bool, wait: bool, as_json: bool, chosen: Config) -> None:
     """Let WORKER (its id or a prefix of it, HOST:PORT, or HOST) hand its data over to the others;
     the origins are not read. Stop it once it is drained.
 
     \b
     cachefs workers drain node3 --wait
     """
-    with _master(settings.load_settings(flags, config_file)) as master:
+    with clusters.connect_admin(chosen) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.Drain(row.id, undo), m.Done)
         state = _drained(master, row.id) if wait and not undo else "serving" if undo else "draining"
@@ -143,16 +126,14 @@ def drain(
 
 @command.command("remove")
 @click.argument("worker")
-@settings.setting_flags("workers")
-@output.json_flag
-@output.debug_flag
-def remove(worker: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+@settings.command_options("workers")
+def remove(worker: str, as_json: bool, chosen: Config) -> None:
     """Remove WORKER, which is lost: its process has ended. Drain a worker before you stop it.
 
     \b
     cachefs workers remove 3f2a
     """
-    with _master(settings.load_settings(flags, config_file)) as master:
+    with clusters.connect_admin(chosen) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.RemoveWorker(row.id), m.Done)
     if as_json:
@@ -181,7 +162,3 @@ def _drained(master: AdminClient, worker: str) -> str:
         if row.state != "draining":
             return row.state
         time.sleep(POLL_S)
-
-
-def _master(chosen: Config) -> AdminClient:
-    return clusters.connect_admin(chosen, settings.state_home(chosen))

@@ -14,16 +14,17 @@ from typing import Final, NamedTuple, TypeVar
 from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
+from cachefs.core import pages
 from cachefs.core.access import permit
 from cachefs.core.errors import CacheFSError, InUse, NotFound, ProtocolError, Unsupported
-from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind
-from cachefs.core.placement import BLOCK_BYTES, Placement, block_count
+from cachefs.core.model import ContentId, Inode, Kind
+from cachefs.core.pages import BLOCK_PAGES
+from cachefs.core.placement import Placement, block_count
 from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, no_peers, position
 
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that receive requests
 LOST: Final = "lost"
-BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 WORKER_S: Final = 10.0  # the timeout of a worker's reply
 GO_ON_S: Final = 10.0  # then the reply has the sum so far and a `next`
 AT_ONCE: Final = 32  # requests in flight to workers
@@ -145,21 +146,11 @@ async def show_usage(at: At) -> a.Usage:
         for file, bitmaps in zip(batch.files, await asked.have(batch.files), strict=True):
             files += 1
             size_bytes += file.inode.size
-            cached_bytes += _bytes_in(file.inode.size, bitmaps)
+            cached_bytes += pages.cached_bytes(file.inode.size, bitmaps.values())
         next, unlisted = batch.next, batch.unlisted
     return a.Usage(
         a.text_of(path), files, size_bytes, cached_bytes, asked.silent_owning(), next, unlisted
     )
-
-
-def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
-    """Returns the bytes of the pages that at least one worker has."""
-    bits = 0
-    for one in bitmaps.values():
-        bits |= one
-    last = max(0, -(-size_bytes // PAGE_BYTES) - 1)
-    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
-    return max(0, bits.bit_count() * PAGE_BYTES - short)
 
 
 async def free(at: At) -> a.FreedBytes:
@@ -249,15 +240,15 @@ async def _located(at: At, asked: Asked) -> tuple[FileBatch, list[a.FileAt]]:
 
 def _file_at(file: File, rule: Rule, bitmaps: dict[str, int], placement: Placement) -> a.FileAt:
     size_bytes = file.inode.size
-    pages = -(-size_bytes // PAGE_BYTES)
     blocks = []
+    count = pages.page_count(size_bytes)
     for number in range(block_count(size_bytes)):
-        first, end = number * BLOCK_PAGES, min(pages, (number + 1) * BLOCK_PAGES)
+        first, end = number * BLOCK_PAGES, min(count, (number + 1) * BLOCK_PAGES)
         owners = placement.owners(file.inode.ino, number, rule.owners)
         mask = (1 << (end - first)) - 1
         counts = {id: (bits >> first & mask).bit_count() for id, bits in bitmaps.items()}
         cached = [a.CachedAt(id, count) for id, count in sorted(counts.items()) if count]
-        length = min(size_bytes, end * PAGE_BYTES) - first * PAGE_BYTES
+        length = pages.range_bytes(size_bytes, first, end)
         ids = [owner.id for owner in owners]
         blocks.append(a.BlockAt(number, length, end - first, ids, cached))
     return a.FileAt(a.text_of(file.path), size_bytes, blocks)

@@ -481,16 +481,16 @@ def test_the_plan_of_a_mount(home: StateHome, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("mnt")
     given = {"cache_size": "1GiB", "uid": "5", "aws_profile": "p", "file_mode": "600"}
     chosen = settings.load_settings(given, None, {"CACHEFS_HOME": str(home.path)})
-    request = mount.plan(
+    client = mount.plan(
         "s3://bucket/p/", str(tmp_path / "link"), chosen, foreground=False, debug=False
     )
-    server = request.client.server
+    server = client.server
     assert server is not None
     assert server.source == UfsSpec("s3://bucket/p", {"profile": "p"})
     assert server.cache_size_bytes == 1 << 30
-    assert request.client.mountpoint == str(tmp_path / "mnt")
-    assert (request.client.uid, request.client.file_mode) == (5, 0o600)
-    assert request.client.allow_other is request.client.default_permissions is (os.geteuid() == 0)
+    assert client.mountpoint == str(tmp_path / "mnt")
+    assert (client.uid, client.file_mode) == (5, 0o600)
+    assert client.allow_other is client.default_permissions is (os.geteuid() == 0)
 
 
 # ---- umount, doctor ----

@@ -11,6 +11,7 @@ from cachefs.cli import settings
 from cachefs.cli.commands import csi
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, Unsupported
+from cachefs.core.install import check_extra
 
 FLAGS = {
     "endpoint": "unix:///csi/csi.sock",
@@ -58,7 +59,7 @@ def test_without_the_extra_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     with pytest.raises(Unsupported) as err:
-        csi.check_extra()
+        check_extra("csi", csi.MODULES, "the CSI driver")
     assert err.value.one_line() == (
         "the CSI driver needs the extra csi (grpc); pip install 'cachefs-io[csi]'"
     )

@@ -17,11 +17,6 @@ from cachefs.launcher.processes import Server
 JOINED = Server("/socket", False, "")
 
 
-class Request:
-    def find_server(self) -> Server:
-        return JOINED
-
-
 class Clients:
     """What each start of a client comes to, and how long it takes."""
 
@@ -29,6 +24,7 @@ class Clients:
         self.now_s = 0.0
         self.left = list(outcomes)
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(mount, "_find_server", lambda client: JOINED)
         monkeypatch.setattr(mount, "_start_client", self.start)
 
     def start(self, *_: Any) -> Started:
@@ -40,8 +36,8 @@ class Clients:
 
 
 def start() -> tuple[Server, Started]:
-    request: Any = Request()
-    return mount._start(request, False)
+    client: Any = None
+    return mount._start(client, False)
 
 
 def test_a_server_that_was_just_ending_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

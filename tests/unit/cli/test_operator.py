@@ -11,6 +11,7 @@ import pytest
 from cachefs.cli.commands import operator
 from cachefs.cli.settings import load_settings
 from cachefs.core.errors import Unsupported
+from cachefs.core.install import check_extra
 from cachefs.kube.rules import Rules
 
 
@@ -46,5 +47,5 @@ def test_files_and_foreign_profiles_are_no_default_but_profiles_are(tmp_path: Pa
 def test_without_the_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "kopf" else name)
     with pytest.raises(Unsupported, match="kopf") as caught:
-        operator.check_extra()
+        check_extra("kube", operator.MODULES, "the controller")
     assert "[kube]" in caught.value.remedy
