@@ -73,8 +73,6 @@ class MountTable:
                 tree.add(Mount(ino, record, UnavailableConnector(NOT_YET), interval_s, owned=True))
             tree.load_held(names)
 
-    # ---- changes ---------------------------------------------------------------------------------
-
     async def add(self, record: MountRecord, connector: Connector) -> tuple[int, str]:
         """Returns (ino of the root, warning for the operator or ""). The path and the feed of the
         record are as an operator wrote them. See `Master.add_ufs`."""
@@ -253,13 +251,9 @@ class MountTable:
             place = self._tree.directory(Names(reader), parent)
         return place.mount.shown(place.of(name))
 
-    # ---- changes at origins ----
-
     async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
         """See `Master.look_again`."""
         await self._feeds.accept(self.at(path), names)
-
-    # ---- at a start ------------------------------------------------------------------------------
 
     def attach(self, path: bytes, connector: Connector | CacheFSError) -> None:
         """See `Master.attach_recorded`."""
@@ -290,8 +284,6 @@ class MountTable:
             return line
         mount.health.succeeded()
         return ""
-
-    # ---- status ----------------------------------------------------------------------------------
 
     def rows(self) -> list[UfsRow]:
         """Returns the mount table by path, outer mounts first."""

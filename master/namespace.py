@@ -241,8 +241,6 @@ class Master:
         """Of the newest event."""
         return self._events.position()
 
-    # ---- the mount table -------------------------------------------------------------------------
-
     async def add_ufs(
         self,
         path: bytes,
@@ -307,8 +305,6 @@ class Master:
         self._sync.directories_removed()  # collects what an earlier process left
         return await self._mounts.check(within_s)
 
-    # ---- names and paths -------------------------------------------------------------------------
-
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
         return self._answers.lookup_nowait(parent, name)
 
@@ -350,8 +346,6 @@ class Master:
         """Returns the path of an ino below the namespace root. Raises Stale."""
         return walk.path_of(self._store, self._tree, ino)
 
-    # ---- in bulk ---------------------------------------------------------------------------------
-
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """See MetadataService. Skips directories that are removed during the walk."""
         source = walk.Fresh(self._directories.list_dir, self._directories.list_ahead)
@@ -370,8 +364,6 @@ class Master:
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
         """See MetadataService. Pinned contents are not permitted."""
         return self._policies.permit(contents)
-
-    # ---- policies (see PolicyService) ------------------------------------------------------------
 
     @property
     def has_pins(self) -> bool:
@@ -402,8 +394,6 @@ class Master:
 
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
         return self._policies.rules(contents)
-
-    # ---- load jobs (see JobService) --------------------------------------------------------------
 
     def _ground(self) -> JobContext:
         return JobContext(
@@ -442,15 +432,11 @@ class Master:
     async def control_job(self, job: int, action: str) -> JobReply:
         return await self.load_jobs.control_job(job, action)
 
-    # ---- syncs on demand (see SyncService) -------------------------------------------------------
-
     async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply:
         return self._syncs.start(path, recursive=recursive, dry_run=dry_run)
 
     async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply:
         return self._syncs.get(sync, after, stop=stop)
-
-    # ---- events, status --------------------------------------------------------------------------
 
     async def events(self, after: int) -> AsyncIterator[Invalidate]:
         """See MetadataService. Ends when the master closes."""

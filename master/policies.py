@@ -62,8 +62,6 @@ class Policies:
         self.on_change: Callable[[], None] = lambda: None
         self.pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    # ---- operators -------------------------------------------------------------------------------
-
     async def change(self, path: bytes, change: Policy, unset: Sequence[str]) -> Policy:
         """Sets and unsets fields of the policy at a path and returns the result. On return the
         change is durable and no worker can evict what it protects. Raises BadConfig. After a
@@ -127,8 +125,6 @@ class Policies:
             for path, most in self.table.quotas()
             if (where := shown(path)) in used_bytes
         ]
-
-    # ---- workers ---------------------------------------------------------------------------------
 
     def permit(self, contents: Sequence[ContentId]) -> Permission:
         """Returns the permission to evict those contents that no policy pins now."""

@@ -155,9 +155,6 @@ def connect_worker(url: str, chosen: Config, master: str) -> HttpClient:
     return HttpClient(url, security(chosen, master), name=f"the worker at {url}")
 
 
-# ---- mounts --------------------------------------------------------------------------------------
-
-
 def source_spec(url: str, chosen: Config) -> UfsSpec:
     """Returns a path of a cluster as a mount's source. Raises BadConfig, also for its options."""
     given = chosen.source_options(keep=())

@@ -29,9 +29,6 @@ def runs(job: JobStatus) -> bool:
     return not (job.state.has_ended or job.state is JobState.STOPPED)
 
 
-# ---- lines ---------------------------------------------------------------------------------------
-
-
 def files(job: JobStatus) -> str:
     """Returns `812 of 20,000+ files`; `+`: the listing has not finished."""
     return f"{job.files_done:,} of {job.files_found:,}{_more(job)} files"
@@ -113,9 +110,6 @@ def failure_lines(place: Place, failures: Iterable[JobFailure]) -> list[str]:
     ]
 
 
-# ---- documents -----------------------------------------------------------------------------------
-
-
 def document(place: Place, job: JobStatus) -> dict[str, Any]:
     """Returns a job as a JSON document."""
     facts: dict[str, Any] = {"job": job.job, "where": place.where, "state": job.state.value}
@@ -139,9 +133,6 @@ def failure_document(place: Place, failure: JobFailure) -> dict[str, Any]:
     path = place.shown(failure.path)
     facts = {"path": path, "code": failure.code, "cause": failure.cause}
     return facts | {"attempts": failure.attempts}
-
-
-# ---- views ---------------------------------------------------------------------------------------
 
 
 class View:

@@ -69,9 +69,6 @@ def join(directory: bytes, name: bytes) -> bytes:
     return directory + b"/" + name if directory else name
 
 
-# ---- showing -------------------------------------------------------------------------------------
-
-
 def fields(row: Row, record: MountRecord, shown: str) -> list[str]:
     """Returns mode, owner, group, size, mtime, cached %, path; `shown` is the path to print."""
     inode = row.inode

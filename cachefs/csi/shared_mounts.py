@@ -185,8 +185,6 @@ class SharedMounts:
         except CacheFSError as err:
             log.warning("the deposits of %s stay in the holder: %s", place, err.one_line())
 
-    # ---- making ----------------------------------------------------------------------------------
-
     def _make(self, volume: Volume, place: str) -> None:
         """Mounts, answers INIT, and deposits. Undoes it all if a step fails."""
         with contextlib.suppress(FileExistsError):

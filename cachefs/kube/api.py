@@ -79,8 +79,6 @@ class KubeApi:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             yield cls(account, session)
 
-    # ---- objects ---------------------------------------------------------------------------------
-
     async def get(self, kind: str, key: Key) -> Object:
         return await self._request("GET", _path(kind, key))
 
@@ -131,8 +129,6 @@ class KubeApi:
         except NotFound:
             return False
         return any(one.get("name") == plural for one in found.get("resources") or ())
-
-    # ---- HTTP ------------------------------------------------------------------------------------
 
     async def _request(
         self,

@@ -89,8 +89,6 @@ class Controller:
             for handling in (self._handled_datasets, self._handled_pods, self._handled_claims):
                 group.create_task(handling.run())
 
-    # ---- what the watches see --------------------------------------------------------------------
-
     def saw_dataset(self, change: str | None, thing: Object) -> None:
         if change == DELETED:
             self._gone(key_of(thing), thing["metadata"]["uid"])
@@ -127,8 +125,6 @@ class Controller:
         if known is not None and owner == known.uid:
             self._with_other_objects.add(key)
             self._add_dataset(key)
-
-    # ---- what becomes due ------------------------------------------------------------------------
 
     def _add_dataset(self, key: Key) -> None:
         self._handled_datasets.add(Item(DATASET, *key))
@@ -172,8 +168,6 @@ class Controller:
         facts.is_master_away = master is not None and bool(master.away)
         handled = (self._handled_datasets, self._handled_pods, self._handled_claims)
         facts.queued = sum(len(one) for one in handled)
-
-    # ---- handlers --------------------------------------------------------------------------------
 
     async def _handle_dataset(self, item: Item) -> float:
         key = (item.namespace, item.name)

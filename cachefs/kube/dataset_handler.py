@@ -78,8 +78,6 @@ class DatasetHandler:
     def forget(self, key: Key) -> None:
         self._written_at.pop(key, None)
 
-    # ---- steps -----------------------------------------------------------------------------------
-
     async def _take(self, step: Step, dataset: Dataset, seen: Seen) -> tuple[Dataset, Seen]:
         match step:
             case steps.AddFinalizer():
@@ -152,8 +150,6 @@ class DatasetHandler:
         except NotFound:
             return _with(seen, is_job_gone=True)
 
-    # ---- objects of Kubernetes -------------------------------------------------------------------
-
     async def _objects(self, dataset: Dataset) -> Objects:
         volume = await self._api.find("PersistentVolume", ("", volumes.volume_name(dataset)))
         return Objects(volume, await self._api.find("PersistentVolumeClaim", dataset.key))
@@ -185,8 +181,6 @@ class DatasetHandler:
         found = datasets.parse(thing, self._rules)
         self._kept(found)
         return found
-
-    # ---- status ----------------------------------------------------------------------------------
 
     async def _write(self, dataset: Dataset, after: Status) -> Dataset:
         """Writes a status that differs, and reports what has changed. Figures alone are written

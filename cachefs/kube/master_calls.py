@@ -60,8 +60,6 @@ class MasterCalls:
         is_silent = isinstance(err, Unreachable | DeadlineExceeded | ProtocolError)
         return is_silent and err.path == self._url
 
-    # ---- calls -----------------------------------------------------------------------------------
-
     async def sources(self) -> dict[str, Attached]:
         """Returns the sources of the cluster by path."""
         return await self._run(self._quick, _sources)
@@ -114,8 +112,6 @@ class MasterCalls:
         answer."""
         found = await self._run(self._slow, lambda c: c.usage(a.bytes_of(path)))
         return None if found.silent else Use(found.files, found.size_bytes, found.cached_bytes)
-
-    # ---- threads ---------------------------------------------------------------------------------
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[AdminClient], _T]) -> _T:
         loop = asyncio.get_running_loop()

@@ -97,9 +97,6 @@ class Seen(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-# ---- steps ---------------------------------------------------------------------------------------
-
-
 class Wait(msgspec.Struct, frozen=True):
     """Nothing to do for this time; 0: until something changes; RETRY: see there."""
 
@@ -297,9 +294,6 @@ def _reason(code: str) -> str:
     return "".join(word.capitalize() for word in code.split("-")) or "Failed"
 
 
-# ---- the volume ----------------------------------------------------------------------------------
-
-
 def _volume(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan | Status:
     """Returns a plan for the volume and the claim; the status once both exist."""
     if seen.objects is None:
@@ -325,9 +319,6 @@ def _unless_failed(seen: Seen, step: Step, status: Status) -> Plan:
     if failure is None:
         return Plan(step, status)
     return Plan(Wait(RETRY), status.told(Type.VOLUME, False, _reason(failure.code), failure.cause))
-
-
-# ---- the load ------------------------------------------------------------------------------------
 
 
 def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
@@ -412,9 +403,6 @@ def _message(job: Job) -> str:
     if job.message or not job.state.has_ended:
         return job.message
     return f"job {job.job}: {job.files_done} of {job.files_found} files, {job.bytes_done} bytes"
-
-
-# ---- the end -------------------------------------------------------------------------------------
 
 
 def _removal(dataset: Dataset, seen: Seen) -> Plan:

@@ -45,9 +45,6 @@ _OWN: Final = (
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 
 
-# ---- of a Dataset --------------------------------------------------------------------------------
-
-
 class Missing(msgspec.Struct, frozen=True):
     """An object must be created."""
 
@@ -161,9 +158,6 @@ def _is_leaving(thing: Object | None) -> bool:
 
 def _was_bound(volume: Object) -> bool:
     return "uid" in (volume["spec"].get("claimRef") or {})
-
-
-# ---- of claims of our classes --------------------------------------------------------------------
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -345,9 +339,6 @@ def _dataset(claim: Object, source: str, parameters: Mapping[str, str]) -> Objec
         },
         "spec": spec,
     }
-
-
-# ---- users of a path -----------------------------------------------------------------------------
 
 
 def claims_of(path: str, volumes: Iterable[Object]) -> set[Key]:

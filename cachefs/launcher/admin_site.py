@@ -139,9 +139,6 @@ def _row(worker: Cache) -> c.WorkerRow:
     )
 
 
-# ---- the socket ----------------------------------------------------------------------------------
-
-
 @contextlib.asynccontextmanager
 async def admin_site(path: str, make: Callable[[], Admin]) -> AsyncIterator[None]:
     """Answers at a socket of mode 0600 until the block ends; does nothing for "". Raises BadConfig

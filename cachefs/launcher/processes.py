@@ -151,9 +151,6 @@ def client_log(home: StateHome, source: UfsSpec, mountpoint: str) -> str:
     return str(log_dir / f"client-{state.mount_id(mountpoint)}.log")
 
 
-# ---- the cache directory -------------------------------------------------------------------------
-
-
 def cache_size(directory: Path, asked_bytes: int) -> int:
     """Returns the cache size: `asked_bytes`, or the default if that is 0.
 
@@ -214,9 +211,6 @@ def _is_read_only(path: Path) -> bool:
 
 def _not_ours(path: Path, cause: str) -> AccessDenied:
     return AccessDenied(cause, remedy="give a directory of your own as --cache-dir", path=str(path))
-
-
-# ---- finding a server ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -291,9 +285,6 @@ def answers(pointer: Pointer) -> bool:
 def is_served(record: MountRecord) -> bool:
     """Returns whether the client or the supervisor of this mount lives."""
     return any(is_ours(pid) for pid in (record.pid, record.supervisor) if pid)
-
-
-# ---- children ------------------------------------------------------------------------------------
 
 
 def start_child(
@@ -394,9 +385,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-# ---- supervisors and foreground children ---------------------------------------------------------
 
 
 def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:

@@ -125,9 +125,6 @@ def test_of_many_replacements_one_succeeds(source: Connector, writer: Writer) ->
         assert [content(source, b"f")] == [data[number] for number in winners]
 
 
-# ---- uploads in parts ----
-
-
 def parts_of(source: Connector) -> tuple[int, list[bytes]]:
     """The size of the suite's parts, the smallest of the store, and three parts."""
     limits = can(source).multipart
@@ -191,9 +188,6 @@ def test_an_upload_that_is_aborted_leaves_nothing(source: Connector, writer: Wri
     with pytest.raises(NotFound):
         writer.finish(token, [receipt], ANY)
     assert entries(source.list_dir(b"")) == []
-
-
-# ---- names ----
 
 
 def test_copies(origin: Origin, source: Connector, writer: Writer) -> None:

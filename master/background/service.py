@@ -102,8 +102,6 @@ class BackgroundSyncs:
         for walk in self._walks.values():
             walk.stop()
 
-    # ---- decisions -------------------------------------------------------------------------------
-
     async def _run(self) -> None:
         while not self._closed:
             self._handle(None)
@@ -151,8 +149,6 @@ class BackgroundSyncs:
         except CacheFSError as err:
             log.warning("the times of background syncs are not saved: %s", err.one_line())
             self._unsaved = unsaved | self._unsaved
-
-    # ---- walks -----------------------------------------------------------------------------------
 
     def _begin(self, target: Target) -> None:
         mount = self._tree.root(target.source.root)

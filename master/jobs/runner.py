@@ -63,8 +63,6 @@ class Runner:
         self._saving = asyncio.Lock()
         self._saves: asyncio.Task[None] | None = None
 
-    # ---- life ------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Starts both walks at the recorded positions."""
         job = self.job
@@ -97,8 +95,6 @@ class Runner:
         self.job.hurry()
         with contextlib.suppress(CacheFSError):
             await self.save()
-
-    # ---- tasks -----------------------------------------------------------------------------------
 
     def settle(self, pack: TaskBatch, told: TaskResult, worker: str) -> None:
         """Processes a worker's result of a task."""
@@ -167,8 +163,6 @@ class Runner:
             return None
         return self._ground.locate(inode.ino)
 
-    # ---- waiting ---------------------------------------------------------------------------------
-
     def stir(self) -> None:
         """Wakes the walks, which check the job again."""
         stirred, self._stirred = self._stirred, asyncio.Event()
@@ -176,8 +170,6 @@ class Runner:
 
     async def wait(self) -> None:
         await self._stirred.wait()
-
-    # ---- durable ---------------------------------------------------------------------------------
 
     def _save_soon(self) -> None:
         if self._saves is None or self._saves.done():

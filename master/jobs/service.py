@@ -86,8 +86,6 @@ class LoadJobs:
         job = self._jobs[record.job] = Job(record, self._clocks.now())
         return job
 
-    # ---- life ------------------------------------------------------------------------------------
-
     def follow(self, view: Callable[[], View | None]) -> None:
         """Assigns blocks to their owners in this view. Without a view every worker owns all."""
         self._view = view
@@ -128,8 +126,6 @@ class LoadJobs:
         self._runners[number] = runner
         runner.start()
         self._polls.wake()
-
-    # ---- workers ---------------------------------------------------------------------------------
 
     async def work(self, call: Work) -> Worked:
         """See `Work`. After a cancellation, assigned tasks are assigned again when the worker
@@ -197,8 +193,6 @@ class LoadJobs:
         view = self._view()
         return 1 if view is None else sum(member.weight > 0 for member in view.members)
 
-    # ---- time ------------------------------------------------------------------------------------
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -256,8 +250,6 @@ class LoadJobs:
             job.not_written(write)
             raise
         job.wrote(write)
-
-    # ---- operators: see JobService ---------------------------------------------------------------
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
         """Submits or updates a job. Raises BadConfig; Throttled while too many are unfinished.

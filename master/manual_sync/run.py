@@ -108,8 +108,6 @@ class Run:
         if first is not None:
             await self._walk(first)
 
-    # ---- the path --------------------------------------------------------------------------------
-
     async def _start(self) -> Where | None:
         """Returns the directory to start with. If the path is no directory, compares it and returns
         None. A parent on the path is compared only if the store does not have it as a directory."""
@@ -190,8 +188,6 @@ class Run:
             )
         came = any(d.kind is ChangeKind.ADDED or d.is_directory for d in differences)
         return kind, came and kind is not None
-
-    # ---- the tree --------------------------------------------------------------------------------
 
     async def _walk(self, first: Where) -> None:
         running = {self._begin(first)}
@@ -341,8 +337,6 @@ class Run:
         except NotFound:  # another request already recorded the removal
             kind = None
         return kind is Kind.DIRECTORY
-
-    # ---- parts -----------------------------------------------------------------------------------
 
     def _known(self, above: Where, name: bytes) -> Where | None:
         """Returns a directory of the namespace; None if the store has no such directory."""

@@ -99,8 +99,6 @@ class Syncer:
         self._stopping = False
         self._gardening = False
 
-    # ---- listings --------------------------------------------------------------------------------
-
     def listing(self, directory: int) -> Listing | None:
         """Returns the listing of this directory that is in flight."""
         return self._listings.get(directory)
@@ -190,8 +188,6 @@ class Syncer:
 
     async def _distrust(self, directory: int) -> None:
         await self.write(lambda txn: txn.distrust_directory(directory))
-
-    # ---- stats -----------------------------------------------------------------------------------
 
     def is_asked(self, parent: int, name: bytes) -> bool:
         """Returns whether a request in flight will report a name."""
@@ -377,8 +373,6 @@ class Syncer:
         if line := place.mount.health.warning(text, self._clock()):
             log.warning("%s", line)
 
-    # ---- removed directories ---------------------------------------------------------------------
-
     def directories_removed(self) -> None:
         """Drops cached paths and deletes the orphaned names in the background."""
         self._tree.forget_paths()
@@ -412,8 +406,6 @@ class Syncer:
     def release(self, changes: Iterable[Change]) -> None:
         """Ends `keep`. The caller, in any thread, then schedules `directories_removed`."""
         self._kept.difference_update(ino for _, ino in removed_directories(changes))
-
-    # ---- life ------------------------------------------------------------------------------------
 
     async def write(self, function: Callable[[Transaction], T]) -> T:
         """Runs `function` in a write transaction, which is durable when this returns. Raises

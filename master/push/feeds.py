@@ -86,8 +86,6 @@ class Feeds:
             log.warning("%s: changes may not have been reported", mount.record.source.url)
             self._on_gap(mount)
 
-    # ---- which are read --------------------------------------------------------------------------
-
     def follow(self) -> None:
         """Starts and ends feeds, so that those run which the mount table has."""
         wanted = _wanted(self._tree.mounts())
@@ -103,8 +101,6 @@ class Feeds:
             await self._poll(mount, poll_s(value))
         else:
             await self._read(record, value)
-
-    # ---- queues ----------------------------------------------------------------------------------
 
     async def _read(self, record: MountRecord, url: str) -> None:
         """Reads a queue for all sources that have it."""
@@ -152,8 +148,6 @@ class Feeds:
             self._lost(mount)
         return mount
 
-    # ---- directories -----------------------------------------------------------------------------
-
     async def _poll(self, mount: Mount, every_s: float) -> None:
         """Compares the times of a source's directories, round after round."""
         feed = DirectoryFeed(mount, self._store, self._tree, self._sync, self._look_again)
@@ -170,8 +164,6 @@ class Feeds:
                 mount.feed.current(began)
             spent_s = asyncio.get_running_loop().time() - start
             await asyncio.sleep(max(every_s / 2, every_s - spent_s))
-
-    # ---- records ---------------------------------------------------------------------------------
 
     async def _current(self, mounts: Iterable[Mount], at: float) -> None:
         """Records that every report until `at` was handled, now and then in the store too."""

@@ -114,8 +114,6 @@ class LookAgain:
         if len(recorded) < len(marks):
             raise Throttled(f"more than {MAX_NAMES} names are to be compared with their origins")
 
-    # ---- one by one ------------------------------------------------------------------------------
-
     async def _compare_all(self, mount: Mount, names: Mapping[bytes, Sequence[Known]]) -> None:
         """Compares the names at these paths, each after the names on its path."""
         async with asyncio.TaskGroup() as group:
@@ -215,8 +213,6 @@ class LookAgain:
     def _is_empty(self, directory: int) -> bool:
         with self._store.snapshot() as reader:
             return not Names(reader).children(directory, b"", None, 1)
-
-    # ---- the rest, at a limited rate -------------------------------------------------------------
 
     def _start(self) -> None:
         if self._rest is None or self._rest.done():

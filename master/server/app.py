@@ -165,8 +165,6 @@ class MasterServer:
         """The number of long polls."""
         return self._calls.queues()["polls"]
 
-    # ---- requests ----
-
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == c.CALL_PATH and request.method == "POST":
             return await self._call(request)

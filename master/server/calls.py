@@ -136,8 +136,6 @@ class Calls:
             raise ProtocolError(f"{type(call).__name__} is no call of a master")
         return await later(self, call, caller)
 
-    # ---- what a caller may see -------------------------------------------------------------------
-
     def _check_reach(self, call: c.Call, caller: Caller) -> None:
         """Raises AccessDenied unless every ino of the call lies at or below the caller's prefix.
         Removed inos pass: the handler reports them."""
@@ -167,8 +165,6 @@ class Calls:
         if namespace != self._master.namespace:
             raise NotFound("the master serves another namespace", remedy="mount again")
 
-    # ---- membership ------------------------------------------------------------------------------
-
     async def _register(self, call: c.Register, caller: Caller) -> m.Message:
         view = await self.members.register(call)
         return c.Registered(
@@ -190,8 +186,6 @@ class Calls:
 
     async def _workers(self, call: c.ListWorkers, caller: Caller) -> m.Message:
         return c.WorkerTable(self.members.view, self.members.rows())
-
-    # ---- names -----------------------------------------------------------------------------------
 
     def _greet(self, call: c.Greeting) -> m.Message:
         if abs(call.protocol - c.PROTOCOL) > 1:
@@ -333,8 +327,6 @@ class Calls:
         finally:
             self._waiting -= 1
 
-    # ---- operators -------------------------------------------------------------------------------
-
     async def _source(self, call: SourceCall, caller: Caller) -> m.Message:
         return await self.sources.answer(call, caller)
 
@@ -349,16 +341,12 @@ class Calls:
         self._check_namespace(call.namespace)
         return await self._master.policies_at(call.path)
 
-    # ---- load jobs -------------------------------------------------------------------------------
-
     async def _job(self, call: _JobCall, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
         return await self._jobs.answer(call, caller)
 
     async def _work(self, call: c.Work, caller: Caller) -> m.Message:
         return await self._poll(self._jobs.work(call))
-
-    # ---- syncs on demand -------------------------------------------------------------------------
 
     async def _start_sync(self, call: m.StartSync, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)

@@ -116,8 +116,6 @@ class Members:
                     await self._next.wait()
         return self._view
 
-    # ---- inside ----
-
     def _note(self, outcome: Outcome) -> None:
         for note in outcome.notes:
             log.info("%s", note)

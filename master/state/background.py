@@ -152,8 +152,6 @@ class BackgroundPlan:
         self._start(now, actions)
         return actions
 
-    # ---- rules -----------------------------------------------------------------------------------
-
     def _take_rules(
         self,
         found: Mapping[SourceId, Mapping[bytes, float]],
@@ -205,8 +203,6 @@ class BackgroundPlan:
             self._stopped.add(target)
             actions.append(Stop(target))
 
-    # ---- requests --------------------------------------------------------------------------------
-
     def _request(self, source: SourceId, now: float, actions: list[Action]) -> None:
         """Owes the source a walk that begins after now; one for all requests until it begins."""
         kept = self._sources.get(source)
@@ -226,8 +222,6 @@ class BackgroundPlan:
     def _save(self, target: Target, walked: Walked, actions: list[Action]) -> None:
         self._saved[target] = walked
         actions.append(Save(target, walked))
-
-    # ---- walks -----------------------------------------------------------------------------------
 
     def _start(self, now: float, actions: list[Action]) -> None:
         busy = {target.source for target in self._running}
@@ -279,8 +273,6 @@ class BackgroundPlan:
         wait_s = min(longest_s, RETRY_S * 2.0 ** min(kept.failures, _MOST_DOUBLINGS))
         kept.failures += 1
         kept.retry_at = now + wait_s * (1 - JITTER * self._chance())
-
-    # ---- reports ---------------------------------------------------------------------------------
 
     def last_at(self, source: SourceId) -> float:
         """Returns when the last complete walk of a source began: of its rules the oldest, without

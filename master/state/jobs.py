@@ -71,8 +71,6 @@ class Job:
         self._refusals = QuotaExhaustion()
         self._pace: RateEstimator | None = RateEstimator(now, self._progress())
 
-    # ---- state -----------------------------------------------------------------------------------
-
     @property
     def record(self) -> JobRecord:
         return self._record
@@ -102,8 +100,6 @@ class Job:
             HOLD_S if spec.hold_s is None else spec.hold_s,
             spec.hold_s is not None,
         )
-
-    # ---- the walk that counts --------------------------------------------------------------------
 
     def counted(
         self, position: Position, files: int, size: int, needed: int, *, matched: bool
@@ -157,8 +153,6 @@ class Job:
         if self.runs:
             self._halt(JobState.FAILED, why, again=True)
 
-    # ---- the walk that feeds ---------------------------------------------------------------------
-
     def feed(self, files: Iterable[tuple[int, bytes, Origin]]) -> list[Part]:
         """Adds the next files of this pass to the window; returns their parts, to be handed out."""
         load, parts, window = not self.checks, [], self.window
@@ -170,8 +164,6 @@ class Job:
         """Records that all files of this pass were fed."""
         self.pass_fed = True
         self._turn()
-
-    # ---- tasks -----------------------------------------------------------------------------------
 
     def settle(self, pack: TaskBatch, told: TaskResult, now: float, worker: str = "") -> Effects:
         """Records the result of a task; returns the work that follows from it."""
@@ -244,8 +236,6 @@ class Job:
             self._pace = RateEstimator(now, progress)
         self._pace.note(now, progress)
         return self._later.due(now)
-
-    # ---- operators -------------------------------------------------------------------------------
 
     def update(self, spec: JobSpec) -> None:
         """Replaces the settings of the job; its paths stay."""
@@ -341,8 +331,6 @@ class Job:
         self._empty()
         self._pace = RateEstimator(now, self._progress())
 
-    # ---- durable ---------------------------------------------------------------------------------
-
     def take(self, now: float, wall_s: float) -> Write | None:
         """Returns the write due now, or None. The caller reports `wrote` or `not_written`."""
         due = self._changed and now - self._wrote_s >= WRITE_S
@@ -387,8 +375,6 @@ class Job:
             elapsed_s=self._elapsed_s(now), rate_bytes_s=self._rate_bytes_s(now, progress),
             eta_s=self._eta_s(now, progress),
         )  # fmt: skip
-
-    # ---- inside ----------------------------------------------------------------------------------
 
     def _set(self, **values: object) -> None:
         self._record = msgspec.structs.replace(self._record, **values)
@@ -466,8 +452,6 @@ class Job:
         message = job_messages.no_room(left_bytes, room) if room is not None else ""
         message = job_messages.quota_full(left_bytes, full) if full is not None else message
         self._halt(JobState.FAILED, message, again=True)
-
-    # ---- figures ---------------------------------------------------------------------------------
 
     def _ahead(self, in_flight_bytes: int) -> Ahead:
         window = self.window

@@ -151,8 +151,6 @@ class Membership:
         then changes nothing."""
         return _HANDLERS[type(event)](self, event, now)
 
-    # ---- a worker's life -------------------------------------------------------------------------
-
     def _register(self, event: Register, now: float) -> Outcome:
         _check(event)
         old = self._workers.get(event.worker)
@@ -286,8 +284,6 @@ class Membership:
             return f"{_shown(worker.info)} is forgotten: lost for a week"
         return ""
 
-    # ---- operators -------------------------------------------------------------------------------
-
     def _drain(self, event: Drain, now: float) -> Outcome:
         worker = self._named(event.worker)
         if worker.draining is not event.undo:
@@ -343,8 +339,6 @@ class Membership:
         for worker in self._workers.values():
             counts[self._state(worker).value] += 1
         return counts
-
-    # ---- epochs ----------------------------------------------------------------------------------
 
     def _done(self, worker: _Member, what: str) -> Outcome:
         changed = self._refresh()

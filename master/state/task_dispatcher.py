@@ -112,8 +112,6 @@ class TaskDispatcher:
         self._workers: dict[str, _TaskWorker] = {}
         self._placement: Placement | None = None
 
-    # ---- jobs ------------------------------------------------------------------------------------
-
     def begin(self, order: Order) -> None:
         """Starts a job, or replaces its settings."""
         self._orders[order.job] = order
@@ -146,8 +144,6 @@ class TaskDispatcher:
                 packs.append(TaskBatch(job, load=part.load))
             packs[-1].add(part)
         return unowned
-
-    # ---- workers ---------------------------------------------------------------------------------
 
     def place(self, placement: Placement | None, members: Iterable[str]) -> Unowned:
         """Applies a new placement: requeues waiting parts, and tasks of workers that are not in
@@ -230,8 +226,6 @@ class TaskDispatcher:
     def outstanding(self) -> int:
         """Returns the number of tasks that workers have."""
         return sum(len(worker.given) for worker in self._workers.values())
-
-    # ---- inside ----------------------------------------------------------------------------------
 
     @staticmethod
     def _lost(worker: _TaskWorker, seen: int) -> list[Task]:

@@ -45,9 +45,6 @@ def _path_key(job: int, round_: int, path: bytes) -> bytes:
     return _ROUND.pack(job, round_) + b"p" + hashlib.blake2b(path, digest_size=16).digest()
 
 
-# ---- reads ---------------------------------------------------------------------------------------
-
-
 def records(reader: Reader) -> list[JobRecord]:
     """Returns all records, oldest first. Raises BadConfig."""
     found = reader.scan(Table.JOBS, b"j", b"k", MOST_JOBS)
@@ -72,9 +69,6 @@ def failures(
 
 def has_failed(reader: Reader, job: int, round_: int, path: bytes) -> bool:
     return reader.get(Table.JOB_FAILURES, _path_key(job, round_, path)) is not None
-
-
-# ---- writes, each in a transaction ---------------------------------------------------------------
 
 
 def put_new(writer: Writer, record: JobRecord, first_paths: Sequence[bytes]) -> JobRecord:

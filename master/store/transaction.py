@@ -88,8 +88,6 @@ class Transaction(Names):
         if self._meta != self.meta():
             self.writer.put(Table.META, [(META_KEY, encode(self._meta))])
 
-    # ---- one listing -----------------------------------------------------------------------------
-
     def merge(
         self,
         parent: int,
@@ -135,8 +133,6 @@ class Transaction(Names):
 
     def _put_directory(self, ino: int, state: DirectoryState) -> None:
         self.writer.put(Table.DIRECTORIES, [(ino_key(ino), encode(state))])
-
-    # ---- one name --------------------------------------------------------------------------------
 
     def apply_stat(
         self, parent: int, name: bytes, entry: Entry | None, asked_at: float, *, announce_new: bool
@@ -193,8 +189,6 @@ class Transaction(Names):
     def announce(self, parent: int, name: bytes) -> None:
         """Queues an event that makes clients invalidate a name."""
         self._events.append((parent, name))
-
-    # ---- changes ---------------------------------------------------------------------------------
 
     def _apply(
         self,
@@ -287,8 +281,6 @@ class Transaction(Names):
         self.writer.delete(Table.DIRECTORIES, [ino_key(ino)])
         return True
 
-    # ---- the mount table (see `master.store.mounts`) ---------------------------------------------
-
     def put_mount(self, root: int, record: MountRecord) -> None:
         self.writer.put(Table.MOUNTS, [(ino_key(root), encode(record))])
 
@@ -341,8 +333,6 @@ class Transaction(Names):
         if stored is not None:
             self.put_dentry(parent, key, msgspec.structs.replace(stored, checked_at=0.0))
 
-    # ---- policies --------------------------------------------------------------------------------
-
     def put_policy(
         self, path: bytes, policy: Policy, *, other_names: bool = False, other_times: bool = False
     ) -> None:
@@ -356,8 +346,6 @@ class Transaction(Names):
         self.announce(*(EVERYTHING if other_names else POLICIES))
         if other_times:
             self.announce(*TIMES)
-
-    # ---- bookkeeping -----------------------------------------------------------------------------
 
     def _count(self, names: int = 0, hidden: int = 0) -> None:
         if names or hidden:

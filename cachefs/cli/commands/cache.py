@@ -185,9 +185,6 @@ def _row(entry: Entry, now_s: float) -> list[str]:
     ]
 
 
-# ---- progress ------------------------------------------------------------------------------------
-
-
 def _counted(entry: Entry, steps: Iterator[int], total_bytes: int) -> int:
     """Runs the steps, shows their progress on a terminal, and returns the sum."""
     done_bytes, due_s = 0, 0.0

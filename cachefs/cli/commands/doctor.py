@@ -91,9 +91,6 @@ def _row(finding: CheckResult) -> list[str]:
     return [finding.state, finding.name, finding.detail + remedy]
 
 
-# ---- the machine ---------------------------------------------------------------------------------
-
-
 def examine_machine(chosen: Config) -> Iterator[CheckResult]:
     """Checks the device, the helper program, extras, system configuration, kernel and transport."""
     yield _device()
@@ -181,9 +178,6 @@ def file_system_at(path: str) -> str:
         return file_system_of(fd)
     finally:
         os.close(fd)
-
-
-# ---- left by crashes -----------------------------------------------------------------------------
 
 
 def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[CheckResult]:

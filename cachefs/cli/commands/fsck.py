@@ -165,9 +165,6 @@ def runs(bits: int) -> Iterator[tuple[int, int]]:
         page = end
 
 
-# ---- printing ------------------------------------------------------------------------------------
-
-
 def _print(check: Check, findings: Iterator[PageFinding]) -> set[str]:
     states = set()
     for finding in findings:

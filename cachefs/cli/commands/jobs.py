@@ -65,9 +65,6 @@ def _one(function: _Command) -> _Command:
     return click.argument("job", metavar="ID", type=click.IntRange(1))(function)
 
 
-# ---- ls ------------------------------------------------------------------------------------------
-
-
 @command.command("ls")
 @click.argument("where", metavar=_WHERE, required=False)
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum.")
@@ -130,9 +127,6 @@ def _row(place: Place, job: JobStatus) -> list[str]:
 def _paths(place: Place, job: JobStatus) -> str:
     shown = place.shown(job.paths[0]) if job.paths else "-"
     return shown if job.path_count <= 1 else f"{shown} and {job.path_count - 1:,} more"
-
-
-# ---- show ----------------------------------------------------------------------------------------
 
 
 @command.command("show")
@@ -231,9 +225,6 @@ def _print_failures(place: Place, job: int, as_json: bool) -> None:
             output.print_json_line(failure_document(place, failure))
         else:
             click.echo(failure_line(place, failure))
-
-
-# ---- control -------------------------------------------------------------------------------------
 
 
 @command.command("stop")

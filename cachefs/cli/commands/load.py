@@ -75,9 +75,6 @@ def command(
         return 0
 
 
-# ---- arguments -----------------------------------------------------------------------------------
-
-
 def _rate(text: str | None) -> int:
     """Returns bytes per second; 0: no limit. Raises BadConfig."""
     if text is None:
@@ -146,9 +143,6 @@ def set_replicas(
     for place, below in chosen:
         for path in below:
             place.call(m.SetPolicy(place.namespace, path, policy), m.PolicySet)
-
-
-# ---- submitting ----------------------------------------------------------------------------------
 
 
 def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitted:

@@ -184,9 +184,6 @@ def _check_sockets(chosen: Config, in_cluster: bool) -> None:
         )
 
 
-# ---- starting ------------------------------------------------------------------------------------
-
-
 def _start(client: ClientSpec, foreground: bool) -> tuple[Server, Started]:
     for _ in range(JOIN_TRIES):
         server = _find_server(client)

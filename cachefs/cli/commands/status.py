@@ -59,9 +59,6 @@ def command(where: str | None, as_json: bool, chosen: Config) -> None:
     _print(trees, as_json, trees)
 
 
-# ---- clusters ------------------------------------------------------------------------------------
-
-
 def _of_cluster(where: str, chosen: Config, masters: Masters) -> dict[str, Any]:
     """Returns the status that a master reports of its cluster. Raises what calling it raises."""
     url = master_url(where, tls=clusters.uses_tls(chosen))
@@ -90,9 +87,6 @@ def _no_answer(url: str, cause: str, problems: list[HealthProblem]) -> dict[str,
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in _OF_WORKER} | row.facts
-
-
-# ---- mounts --------------------------------------------------------------------------------------
 
 
 def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:

@@ -88,9 +88,6 @@ def _next(place: Place, sync: int, seen: int) -> m.SyncReply:
         ) from err
 
 
-# ---- display -------------------------------------------------------------------------------------
-
-
 def counts(sync: SyncStatus) -> str:
     """Returns `12 directories, 3,400 names: 2 added, 1 replaced, 0 gone`."""
     compared = f"{_many(sync.directories, 'director', 'y', 'ies')}, {_many(sync.names, 'name')}"

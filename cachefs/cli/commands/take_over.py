@@ -126,9 +126,6 @@ def _say(done: Sequence[Upgraded], as_json: bool) -> None:
         click.echo("nothing is mounted")
 
 
-# ---- the server ----------------------------------------------------------------------------------
-
-
 def _renew(record: MountRecord, done: Upgraded) -> None:
     """Replaces the server of an upgraded mount if it runs another version."""
     try:

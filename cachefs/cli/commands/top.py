@@ -113,9 +113,6 @@ def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
         yield show
 
 
-# ---- servers -------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _looker(where: str | None, chosen: Config) -> Iterator[Looker]:
     """Yields the function that takes a look. Raises NotFound, BadConfig, and as connecting."""

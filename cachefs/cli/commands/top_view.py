@@ -65,9 +65,6 @@ def summed(trees: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[s
     return total
 
 
-# ---- rates ---------------------------------------------------------------------------------------
-
-
 class Rates(msgspec.Struct, frozen=True):
     """Rates per second. `hit_share`: of opens; None without opens."""
 
@@ -175,9 +172,6 @@ def _whole(rows: Sequence[NodeRow]) -> NodeRow:
     )
 
 
-# ---- lines ---------------------------------------------------------------------------------------
-
-
 def lines(shown: Frame, now: float) -> list[str]:
     """Returns a frame as lines; a share with `~` is of a sample. `now`: wall time, s."""
     look, rates = shown.all.look, shown.all.rates
@@ -280,9 +274,6 @@ def _percent(share: float | None, mark: str = "") -> str:
 
 def _rate(bytes_s: float) -> str:
     return f"{format_size(bytes_s)}/s"
-
-
-# ---- documents -----------------------------------------------------------------------------------
 
 
 def document(shown: Frame) -> dict[str, Any]:

@@ -193,9 +193,6 @@ class AdminApp:
         return await read_body(request, most_bytes)
 
 
-# ---- requests ------------------------------------------------------------------------------------
-
-
 def _question(request: web.BaseRequest) -> Question:
     """Returns the route of a request, and its path's parameters. Raises NotFound, or Refused for a
     method that the page does not have."""
@@ -264,9 +261,6 @@ def _backend(backends: Sequence[Backend], namespace: str | None) -> Backend:
         if namespace in (None, backend.namespace.hex()):
             return backend
     raise NotFound("no such namespace here", remedy=f"GET {a.API} names them")
-
-
-# ---- replies -------------------------------------------------------------------------------------
 
 
 def _reply(found: Any) -> web.Response:

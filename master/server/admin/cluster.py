@@ -23,9 +23,6 @@ async def status(at: At) -> a.ClusterStatus:
     return a.ClusterStatus((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
 
 
-# ---- sources -------------------------------------------------------------------------------------
-
-
 async def list_sources(at: At) -> Sources:
     rows = (await at.ask(c.ListUfs(), c.UfsTable)).rows
     items = sorted((Source.of(row) for row in rows), key=lambda source: source.path)
@@ -72,9 +69,6 @@ async def remove_source(at: At) -> Reply:
     path = b"/" + a.bytes_of(at.query.path)
     await at.ask(c.RemoveUfs(path, at.query.force), m.Done)
     return Reply(None, 204)
-
-
-# ---- workers -------------------------------------------------------------------------------------
 
 
 async def list_workers(at: At) -> a.Workers:

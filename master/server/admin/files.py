@@ -108,9 +108,6 @@ class Asked:
         ]
 
 
-# ---- files ---------------------------------------------------------------------------------------
-
-
 async def _batch(at: At, path: bytes, next: str | None, limit: int) -> FileBatch:
     """Returns the next batch. Raises NotFound, Unsupported, or PositionGone for an old `next`."""
     found = (await at.ask(m.Resolve(at.namespace, path), m.Found)).inode
@@ -182,9 +179,6 @@ async def _rules(at: At, files: list[File]) -> list[Rule]:
     call = c.RulesOf(at.namespace, [file.content.key for file in files])
     answer = await at.ask(call, c.Rules)
     return [answer.rules[place] for place in answer.places]
-
-
-# ---- places --------------------------------------------------------------------------------------
 
 
 async def list_locations(at: At) -> a.Locations:

@@ -54,9 +54,6 @@ async def list_failures(at: At) -> a.FailedFiles:
     return a.FailedFiles(items, str(found.next) if found.next else None)
 
 
-# ---- syncs ---------------------------------------------------------------------------------------
-
-
 async def start_sync(at: At) -> Reply:
     body: NewSync = at.body
     call = m.StartSync(at.namespace, a.bytes_of(body.path), body.recursive, body.dry_run)
