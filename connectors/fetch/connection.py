@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 import pycurl
 
 from connectors.fetch.exchange import PIECE_BYTES, Exchange
-from connectors.fetch.multi import Ended, Multi
+from connectors.fetch.multi import Ended, Multi, close_apart
 from connectors.fetch.request import HttpRequest
 
 CHUNK_BYTES: Final = 1 << 20
@@ -63,12 +62,8 @@ class CurlConnection:
         self._may_resolve = self.exchange.may_resolve
 
     def close(self) -> None:
-        """Closes the lane without blocking. libcurl would wait for a name lookup in progress, up to
-        the resolver's timeout (10 s and more), so another thread does that."""
-        if self._may_resolve:
-            threading.Thread(target=self._close, name="name-lookup", daemon=True).start()
-        else:
-            self._close()
+        """Closes the lane. Waits for nothing, see `close_apart`."""
+        close_apart(self._close, self._may_resolve)
 
     def _close(self) -> None:
         self._multi.close()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -155,9 +156,7 @@ def _action(events: int) -> int:
 
 
 def close_handles(multi: Multi, exchanges: Iterable[Exchange]) -> None:
-    """Ends all requests and closes their connections. Waits for nothing: libcurl would wait for a
-    name that is being looked up, which may hang for as long as the resolver's limit (10 s and
-    more). Another thread waits for that."""
+    """Ends all requests and closes their connections. Waits for nothing, see `close_apart`."""
     exchanges = [*exchanges]
 
     def close() -> None:
@@ -165,7 +164,15 @@ def close_handles(multi: Multi, exchanges: Iterable[Exchange]) -> None:
         for exchange in exchanges:
             exchange.close()
 
-    if any(exchange.may_resolve for exchange in exchanges):
-        threading.Thread(target=close, name="name-lookup", daemon=True).start()
-    else:
+    close_apart(close, any(exchange.may_resolve for exchange in exchanges))
+
+
+def close_apart(close: Callable[[], None], may_resolve: bool) -> None:
+    """Calls `close`. If a name may be in lookup, another thread does: libcurl would wait for the
+    lookup, which may hang for as long as the resolver's limit (10 s and more). A finalizer calls
+    this also at the end of the interpreter, where the start of a thread never returns: the end of
+    the process then closes the connections."""
+    if not may_resolve:
         close()
+    elif not sys.is_finalizing():
+        threading.Thread(target=close, name="name-lookup", daemon=True).start()

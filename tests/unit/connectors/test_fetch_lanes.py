@@ -8,6 +8,8 @@ import random
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +30,17 @@ from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, con
 LARGE = (5 << 20) + 77
 IN_FLIGHT_BYTES = 16 << 20  # what sockets hold that a client reads no more
 SEED = random.SystemRandom().getrandbits(32)
+LEFT_OPEN = """
+import sys
+import pycurl
+from connectors.fetch.connection_pool import ConnectionPool
+from connectors.fetch.request import HttpRequest
+
+source = ConnectionPool()
+for _ in range(2):
+    list(source.get(HttpRequest(sys.argv[1], (), 10, {pycurl.PROXY: ""}), "path"))
+print("read")
+"""
 
 
 def read(source: ConnectionPool, request: HttpRequest) -> tuple[bytes, CacheFSError | None]:
@@ -450,6 +463,20 @@ def test_a_request_has_its_own_headers_alone(raw: RawServer, source: ConnectionP
     ):
         assert read(source, request) == (content("/f/100", 100), None)
     assert [b"X-Former" in head for head in heads] == [True, False]
+
+
+def test_a_process_ends_that_has_closed_nothing() -> None:
+    """Its last request used a kept connection: for this no name was looked up."""
+    server = RawServer()
+    try:
+        command = [sys.executable, "-c", LEFT_OPEN, f"{server.url}/f/10"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(__file__).parents[3]
+        )
+    finally:
+        server.close()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
+    assert (len(server.requests), server.connections) == (2, 1)
 
 
 def test_no_other_protocols(source: ConnectionPool, tmp_path: Path) -> None:
