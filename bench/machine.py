@@ -34,8 +34,8 @@ def rss_anon_bytes(pid: int) -> int:
 
 
 def drop_caches(*, dentries: bool) -> None:
-    """Drops the page cache (tmpfs keeps its data), and with `dentries` names and inodes."""
-    os.sync()
+    """Drops the page cache (tmpfs keeps its data), and with `dentries` names and inodes. Pages that
+    are not written back stay: mounts read only, and all else of a bench is in tmpfs."""
     Path("/proc/sys/vm/drop_caches").write_text("3" if dentries else "1")
 
 

@@ -94,11 +94,12 @@ Act = Callable[[], None]
 
 
 def schedule(victims: Victims, others: Iterator[Act], duration_s: float) -> Iterator[Act]:
-    """Yields each disturbance when it is due; ends after `duration_s`."""
+    """Yields each disturbance when it is due; ends after `duration_s`, with the last death that was
+    due by then."""
     clock, deaths = threading.Event(), victims.acts()
     end_s = time.monotonic() + duration_s
     kill_at_s = time.monotonic() + KILL_EVERY_S / 2
-    while (now := time.monotonic()) < end_s:
+    while min(now := time.monotonic(), kill_at_s) < end_s:
         if now >= kill_at_s:
             yield named("death", next(deaths))
             kill_at_s += KILL_EVERY_S

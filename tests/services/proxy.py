@@ -173,7 +173,9 @@ class FaultProxy:
         listener = socket.create_server((self.host, self.port), backlog=512)
         self.port = listener.getsockname()[1]
         self._listener = listener
-        self._acceptor = threading.Thread(target=self._accept, args=(listener,), name="proxy")
+        self._acceptor = threading.Thread(
+            target=self._accept, args=(listener,), name="proxy", daemon=True
+        )
         self._acceptor.start()
 
     def offline(self) -> None:
@@ -282,7 +284,9 @@ class FaultProxy:
                 sock.close()
                 return
             connection = Connection(self, Stream(self._secured(sock)))
-            thread = threading.Thread(target=self._run, args=(connection,), name="proxy-conn")
+            thread = threading.Thread(
+                target=self._run, args=(connection,), name="proxy-conn", daemon=True
+            )
             self._connections[thread] = connection
         thread.start()
 

@@ -9,14 +9,15 @@ from typing import Any, final
 
 
 class RequestThread(abc.ABC):
-    """Runs until `close`, until a call-back raises, or until `has_ended`."""
+    """Runs until `close`, until a call-back raises, or until `has_ended`. The end of the process
+    does not wait for it: a test that failed may leave it."""
 
     def __init__(self, name: str) -> None:
         self.error: BaseException | None = None  # that ended it
         self._lock = threading.Lock()
         self._new: collections.deque[tuple[Any, ...]] = collections.deque()
         self._is_closed = False
-        self.thread = threading.Thread(target=self._run, name=name)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     @abc.abstractmethod

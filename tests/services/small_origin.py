@@ -84,7 +84,7 @@ class SmallOrigin:
         self._connections: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self._listener.getsockname()[1]
-        self._acceptor = threading.Thread(target=self._accept, name="small-origin")
+        self._acceptor = threading.Thread(target=self._accept, name="small-origin", daemon=True)
 
     def fault(self, path: bytes, name: str, times: int = 1) -> None:
         """What happens to the next requests for a path, see `FAULTS`."""

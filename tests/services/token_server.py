@@ -80,7 +80,7 @@ def token_server() -> Iterator[TokenServer]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         tokens = TokenServer(server.server_port)
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
             yield tokens

@@ -102,7 +102,7 @@ class FakeMaster:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         try:

@@ -165,7 +165,7 @@ class FakeNode:
             os.close(directory)
             listener.listen()
             wake, waker = os.pipe()
-            thread = threading.Thread(target=self._accept, args=(listener, wake))
+            thread = threading.Thread(target=self._accept, args=(listener, wake), daemon=True)
             thread.start()
             try:
                 yield self

@@ -130,7 +130,7 @@ def dripping(sent: bytes) -> Iterator[str]:
                     return
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip, args=(listener,))
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

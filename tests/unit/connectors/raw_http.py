@@ -109,7 +109,7 @@ class RawServer:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         scheme = "https" if certificate else "http"
         self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._accepting = threading.Thread(target=self._accept)
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
     @property
@@ -134,7 +134,9 @@ class RawServer:
             except OSError:
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            thread = threading.Thread(target=self._serve, args=(sock, len(self._connections)))
+            thread = threading.Thread(
+                target=self._serve, args=(sock, len(self._connections)), daemon=True
+            )
             self._connections.append(sock)
             self._threads.append(thread)
             thread.start()

@@ -183,7 +183,7 @@ def scripted_s3(
     httpd = Server(("127.0.0.1", 0), Handler)
     tls = server_context(certificate, newest) if certificate else None
     server = ScriptedS3(httpd.server_port, tls)
-    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server

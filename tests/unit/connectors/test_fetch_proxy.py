@@ -39,7 +39,7 @@ class Tunnels:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def _accept(self) -> None:
@@ -49,7 +49,7 @@ class Tunnels:
 
     def _run(self, target: Callable[..., None], *args: socket.socket) -> None:
         self._sockets += args
-        thread = threading.Thread(target=target, args=args)
+        thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()
 
