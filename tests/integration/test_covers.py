@@ -176,8 +176,8 @@ def test_a_cover_below_the_root_returns_after_a_kill(
     kinds = [(kind, mnt / "train", source / "train") for kind in ("open", "walk", "stat")]
     with reading(tmp_path, *kinds):
         kill(node, mnt, role)
-        wait_until(lambda: node.logs().count("covers: covered train") == 2, "a new cover", 15.0)
-        assert len(covers(mnt)) == 1
+        wait_until(lambda: node.logs().count("covers: covered train") >= 2, "a new cover")
+        wait_until(lambda: len(covers(mnt)) == 1, "the cover is laid")
 
 
 def kill(node: Node, mnt: Path, role: str) -> None:
