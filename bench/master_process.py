@@ -69,8 +69,8 @@ async def serve(store: Path, directories: int, files: int, *, listed: bool) -> N
     def open_connector(source: UfsSpec) -> Connector:
         return connector
 
-    for path, _ in master.recorded():
-        master.attach_recorded(path, connector)
+    for path, _ in master.mounts.recorded():
+        master.mounts.attach(path, connector)
     added = await master.add_ufs(PATH, SOURCE, connector, -1.0)
     if listed:
         async for _ in master.walk(added.root.ino):

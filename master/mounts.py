@@ -19,6 +19,7 @@ from cachefs.core.cluster import SetUfs, UfsRow
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotADirectory, NotFound, Unavailable
 from cachefs.core.messages import Found
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
+from cachefs.core.policies import shown
 from cachefs.core.units import format_duration
 from connectors import keys
 from connectors.base import Connector
@@ -109,7 +110,7 @@ class MountTable:
         if mount is not None and mount.key != record.source.key:
             raise InUse(
                 f"{mount.record.source.url} is there",
-                path=_shown(record.path),
+                path=shown(record.path),
                 remedy="remove it first, or choose another directory",
             )
         return mount
@@ -127,7 +128,7 @@ class MountTable:
         return added.root
 
     async def change(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
-        """See `Master.set_ufs`."""
+        """See `SetUfs`. A thread calls `open_connector`. Cancellation does not stop the work."""
         return await asyncio.shield(self._sync.spawn(self._change(call, open_connector)))
 
     async def _change(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
@@ -143,7 +144,7 @@ class MountTable:
             async with self._changing:
                 if self.at(call.path) is not mount or mount.record is not before:
                     cause = "another request changed the source meanwhile"
-                    raise InUse(cause, remedy="try again", path=_shown(before.path))
+                    raise InUse(cause, remedy="try again", path=shown(before.path))
                 await self._sync.write(lambda txn: change_mount(txn, mount.root, record))
                 connector, unused = unused, None
                 self._take_changes(mount, record, connector)
@@ -165,7 +166,7 @@ class MountTable:
         self._feeds.follow()
 
     async def _close_former(self, mount: Mount, former: Connector) -> None:
-        """Waits a bounded time for requests to a former connector, and closes it."""
+        """Waits a bounded time for requests to a former connector, then closes it if owned."""
         await self._sync.finish_with(mount)
         if mount.owned:
             await asyncio.to_thread(former.close)
@@ -177,12 +178,14 @@ class MountTable:
             raise NotFound(
                 "no source is there",
                 remedy="`cachefs ufs ls` shows the sources",
-                path=_shown(_clean(path)),
+                path=shown(_clean(path)),
             )
         return mount
 
     async def remove(self, path: bytes) -> None:
-        """See `Master.remove_ufs`."""
+        """Removes a source from the namespace. Its inos are Stale when this returns; its names are
+        deleted in the background; the origin is not changed. Directories created for it are
+        removed unless others need them. Cancellation does not stop the work. Raises NotFound."""
         await asyncio.shield(self._sync.spawn(self._remove(path)))
 
     async def _remove(self, path: bytes) -> None:
@@ -198,7 +201,7 @@ class MountTable:
                 self._sync.distrust_running(directory)
             if mount.root == ROOT_INO:
                 await self._empty_root()
-        self._sync.spawn(self._retire(mount))
+        self._sync.spawn(self._close_former(mount, mount.connector))
 
     def _changed(self) -> None:
         with self._store.snapshot() as reader:
@@ -219,10 +222,6 @@ class MountTable:
         if listing.error is not None:
             raise listing.error
 
-    async def _retire(self, mount: Mount) -> None:
-        """Waits a bounded time for requests of the mount, then closes its connector if owned."""
-        await self._close_former(mount, mount.connector)
-
     async def _look_at(self, path: bytes) -> str:
         """Looks up each directory of the path, as far as origins answer. Returns a warning if the
         new source hides an entry. Raises NotADirectory."""
@@ -236,7 +235,7 @@ class MountTable:
             if last:
                 return "" if self._tree.is_held(inode.ino) else f"it hides {self._url(at, name)}"
             if inode.kind is not Kind.DIRECTORY:
-                raise NotADirectory("a file is on the way", path=_shown(path))
+                raise NotADirectory("a file is on the way", path=shown(path))
             at = inode.ino
         return ""
 
@@ -252,17 +251,25 @@ class MountTable:
         return place.mount.shown(place.of(name))
 
     async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
-        """See `Master.look_again`."""
+        """See `LookAgain.names`."""
         await self._feeds.accept(self.at(path), names)
 
+    def recorded(self) -> list[tuple[bytes, UfsSpec]]:
+        """Returns (path, source) of all recorded sources, outer ones first. A launcher opens
+        their connectors."""
+        return [(row.path, row.source) for row in self.rows()]
+
     def attach(self, path: bytes, connector: Connector | CacheFSError) -> None:
-        """See `Master.attach_recorded`."""
+        """Sets the connector of a recorded source, which the table then owns. With an error
+        instead of a connector the master serves stale metadata. Raises NotFound."""
         if isinstance(connector, CacheFSError):
             connector = UnavailableConnector(connector)
         self.at(path).connector = connector
 
-    async def check(self, within_s: float) -> list[str]:
-        """See `Master.check_sources`."""
+    async def check(self, within_s: float = 10.0) -> list[str]:
+        """Checks all origins concurrently, after a start. Returns one line for the operator per
+        origin that failed or timed out; the master serves its stale metadata."""
+        self._sync.directories_removed()  # collects what an earlier process left
         self._feeds.load()
         mounts = self._tree.mounts()
         asked = {m: self._sync.spawn(self._check(m), m) for m in mounts}
@@ -343,7 +350,7 @@ def _with_changes(mount: Mount, call: SetUfs) -> MountRecord:
         raise BadConfig(
             "endpoint_url names another store",
             remedy="remove the source, and add the other one",
-            path=_shown(record.path),
+            path=shown(record.path),
         )
     interval_s = call.sync_interval_s
     if interval_s is None:
@@ -373,16 +380,12 @@ def _unreachable(mount: Mount, why: str) -> str:
     return f"serving what is known of {mount.record.source.url}: {why}"
 
 
-def _shown(path: bytes) -> str:
-    return "/" + path.decode("utf-8", "backslashreplace")
-
-
 def _clean(path: bytes) -> bytes:
     """Returns the path without leading, trailing and repeated slashes. Raises BadConfig."""
     segments = [segment for segment in path.split(b"/") if segment]
     cleaned = b"/".join(segments)
     if len(cleaned) > MAX_PATH_BYTES or len(segments) > MAX_DEPTH or not keys.visible_path(cleaned):
         raise BadConfig(
-            "no directory can have this path", path=_shown(cleaned), remedy="choose another one"
+            "no directory can have this path", path=shown(cleaned), remedy="choose another one"
         )
     return cleaned

@@ -17,12 +17,8 @@ import msgspec
 
 from cachefs.core.change_messages import ChangedFolders
 from cachefs.core.cluster import Place as Placed
-from cachefs.core.cluster import SetUfs, UfsAdded, UfsRow, Work, Worked
-from cachefs.core.errors import (
-    BadConfig,
-    CacheFSError,
-    NotFound,
-)
+from cachefs.core.cluster import UfsAdded, Work, Worked
+from cachefs.core.errors import BadConfig, CacheFSError, NotFound
 from cachefs.core.jobs import JobSpec
 from cachefs.core.messages import (
     Found,
@@ -55,7 +51,7 @@ from master.jobs.runner import Clocks
 from master.jobs.service import LoadJobs
 from master.locations import Locations
 from master.manual_sync.service import Syncs
-from master.mounts import VOID_INTERVAL_S, MountTable, OpenConnector
+from master.mounts import VOID_INTERVAL_S, MountTable
 from master.origins.late_store import is_late
 from master.origins.syncer import Syncer
 from master.policies import Policies
@@ -82,7 +78,7 @@ class Master:
         others_gave: bool = False,
     ) -> None:
         """`others_gave`: workers may hold eviction permissions from an earlier process."""
-        self._store = store
+        self.store = store  # a process also keeps its members there
         self._clock = clock
         self._interval_s = sync_interval_s
         self.run = StoreRun(store, NamespaceId(uuid.uuid4().bytes), clock())
@@ -102,7 +98,7 @@ class Master:
         self.background = BackgroundSyncs(store, self._tree, self._sync, self._policies.table)
         feeds = Feeds(store, self._tree, self._sync, clock, self.background.request)
         lookup = self._answers.lookup
-        self._mounts = MountTable(store, self._tree, self._sync, lookup, clock, feeds)
+        self.mounts = MountTable(store, self._tree, self._sync, lookup, clock, feeds)
         self.on_policies: Callable[[], None] = lambda: None  # called when policies change
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
@@ -134,7 +130,7 @@ class Master:
     @classmethod
     def open_empty(cls, directory: Path | str, clock: Callable[[], float] = time.time) -> Master:
         """Opens or creates the store of a cluster in `directory`. "/" has no source until one is
-        added. Recorded sources are unavailable until `attach_recorded`. Blocks and raises like
+        added. Recorded sources are unavailable until `mounts.attach`. Blocks and raises like
         `open`."""
         store = LmdbStore(Path(directory))
         try:
@@ -147,7 +143,7 @@ class Master:
 
     def mount_root(self, ufs: UfsSpec, connector: Connector) -> None:
         """Mounts the UFS at "/". Blocks. Raises BadConfig if the store has another one there."""
-        with self._store.snapshot() as reader:
+        with self.store.snapshot() as reader:
             record = dict(Names(reader).mounts()).get(ROOT_INO)
         if record is not None and record.source.key != ufs.key:
             raise BadConfig(
@@ -155,7 +151,7 @@ class Master:
                 remedy="choose another cache directory",
             )
         record = MountRecord(ufs, checked=record is not None and record.checked)
-        transact(self._store, lambda txn: txn.put_mount(ROOT_INO, record)).result()
+        transact(self.store, lambda txn: txn.put_mount(ROOT_INO, record)).result()
         self._tree.add(Mount(ROOT_INO, record, connector, self._interval_s))
 
     async def check_source(self) -> str:
@@ -187,7 +183,7 @@ class Master:
             return
         record = mount.record = msgspec.structs.replace(mount.record, checked=True)
         await asyncio.wrap_future(
-            transact(self._store, lambda txn: txn.put_mount(mount.root, record))
+            transact(self.store, lambda txn: txn.put_mount(mount.root, record))
         )
 
     def start_probes(self) -> None:
@@ -199,9 +195,9 @@ class Master:
         self._probes.start()
 
     def _store_failure(self) -> str:
-        if is_late(self._store):
-            return f"its disk has not answered for {self._store.waits_s:.0f} s"
-        return self._store.failure
+        if is_late(self.store):
+            return f"its disk has not answered for {self.store.waits_s:.0f} s"
+        return self.store.failure
 
     async def close(self) -> None:
         """Ends event streams, listings and stats, and commits queued writes. Idempotent."""
@@ -215,8 +211,8 @@ class Master:
         self.background.close()
         self._events.close()
         await self._sync.close()
-        await self._mounts.close()
-        await asyncio.to_thread(self._store.close)
+        await self.mounts.close()
+        await asyncio.to_thread(self.store.close)
 
     def limit_waits(self, deadline_s: float) -> None:
         """Sets how long callers wait for an origin, in s."""
@@ -228,13 +224,8 @@ class Master:
 
     @property
     def root(self) -> Inode:
-        with self._store.snapshot() as reader:
+        with self.store.snapshot() as reader:
             return Names(reader).root()
-
-    @property
-    def store(self) -> Store:
-        """The store, where a process also keeps its members."""
-        return self._store
 
     @property
     def position(self) -> int:
@@ -258,52 +249,14 @@ class Master:
         BadConfig (an impossible path or feed, too many sources).
         """
         record = MountRecord(source, path, True, sync_interval_s, push)
-        root, warning = await self._mounts.add(record, connector)
+        root, warning = await self.mounts.add(record, connector)
         found = (await self.getattr(root)).inode
         assert found is not None, "the root of a source is there"
         return UfsAdded(found, warning)
 
-    async def set_ufs(self, call: SetUfs, open_connector: OpenConnector) -> UfsRow:
-        """See `SetUfs`. A thread calls `open_connector`. Cancellation does not stop the work."""
-        return await self._mounts.change(call, open_connector)
-
-    async def look_again(self, path: bytes, names: Sequence[bytes]) -> None:
-        """See `LookAgain.names`."""
-        await self._mounts.look_again(path, names)
-
     def pinned_below(self, path: bytes) -> list[bytes]:
         """Returns the paths, at this one or below it, that a policy pins."""
         return self._policies.table.pinned_below(path.strip(b"/"))
-
-    async def remove_ufs(self, path: bytes) -> None:
-        """Removes a source from the namespace. Its inos are Stale when this returns; its names are
-        deleted in the background; the origin is not changed. Directories created for it are
-        removed unless others need them. Cancellation does not stop the work. Raises NotFound."""
-        await self._mounts.remove(path)
-
-    def ufs_rows(self) -> list[UfsRow]:
-        """Returns the mount table, by path."""
-        return self._mounts.rows()
-
-    def ufs_row(self, path: bytes) -> UfsRow | None:
-        """Returns the source at a path, or None."""
-        return self._mounts.row(path)
-
-    def recorded(self) -> list[tuple[bytes, UfsSpec]]:
-        """Returns (path, source) of all recorded sources, outer ones first. A launcher opens
-        their connectors."""
-        return [(row.path, row.source) for row in self._mounts.rows()]
-
-    def attach_recorded(self, path: bytes, connector: Connector | CacheFSError) -> None:
-        """Sets the connector of a recorded source, which the master then owns. With an error
-        instead of a connector the master serves stale metadata. Raises NotFound."""
-        self._mounts.attach(path, connector)
-
-    async def check_sources(self, within_s: float = 10.0) -> list[str]:
-        """Checks all origins concurrently, after a start. Returns one line for the operator per
-        origin that failed or timed out; the master serves its stale metadata."""
-        self._sync.directories_removed()  # collects what an earlier process left
-        return await self._mounts.check(within_s)
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
         return self._answers.lookup_nowait(parent, name)
@@ -344,12 +297,12 @@ class Master:
 
     def path_of(self, ino: int) -> bytes:
         """Returns the path of an ino below the namespace root. Raises Stale."""
-        return walk.path_of(self._store, self._tree, ino)
+        return walk.path_of(self.store, self._tree, ino)
 
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """See MetadataService. Skips directories that are removed during the walk."""
         source = walk.Fresh(self._directories.list_dir, self._directories.list_ahead)
-        return walk.files(self._store, self._tree, ino, source)
+        return walk.files(self.store, self._tree, ino, source)
 
     def known_files(
         self,
@@ -358,8 +311,8 @@ class Master:
         *,
         shows_unlisted: bool = False,
     ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        source = walk.Known(self._store, on_unlisted, shows_unlisted=shows_unlisted)
-        return walk.files(self._store, self._tree, ino, source)
+        source = walk.Known(self.store, on_unlisted, shows_unlisted=shows_unlisted)
+        return walk.files(self.store, self._tree, ino, source)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
         """See MetadataService. Pinned contents are not permitted."""
@@ -397,7 +350,7 @@ class Master:
 
     def _ground(self) -> JobContext:
         return JobContext(
-            self._store,
+            self.store,
             self._tree,
             self._meta.namespace,
             self._policies.table,
@@ -452,7 +405,7 @@ class Master:
 
     def status(self) -> dict[str, Any]:
         """Returns plain values for `cachefs status`."""
-        with self._store.snapshot() as reader:
+        with self.store.snapshot() as reader:
             meta = Names(reader).meta()
         assert meta is not None
         return {

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
+from cachefs.core.policies import shown
 from connectors.base import Connector
 from master.state.background import WalkStatus
 from master.state.feed_state import FeedState
@@ -52,7 +53,7 @@ class Mount:
         """Returns plain values for `cachefs status`."""
         return {
             "url": self.record.source.url,
-            "path": "/" + self.record.path.decode("utf-8", "backslashreplace"),
+            "path": shown(self.record.path),
             "sync_interval_s": self.interval_s,
             "pushed": self.feed.reported,
             "pushed_at": self.feed.reported_at,

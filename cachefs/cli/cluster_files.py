@@ -17,6 +17,7 @@ from cachefs.core.errors import CacheFSError, NotFound, Unavailable, Unreachable
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
 from cachefs.core.pages import BLOCK_PAGES, page_count
 from cachefs.core.placement import Placement, View, block_count
+from cachefs.core.policies import shown
 from cachefs.core.units import format_duration
 
 SHOWN_ID: Final = 8  # digits of a worker's id
@@ -89,8 +90,7 @@ class Cluster:
         """Returns the inode at a path. Raises NotFound."""
         found = self.master.call(m.Resolve(self.namespace, path.strip(b"/")), m.Found)
         if found.inode is None:
-            shown = "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
-            raise NotFound("no such file or directory", path=shown)
+            raise NotFound("no such file or directory", path=shown(path))
         return found.inode
 
     def files(self, path: bytes) -> Iterator[list[File]]:

@@ -164,17 +164,17 @@ class Process:
     async def _attach(self, master: Master) -> None:
         """Attaches the sources in the store. A source whose connector cannot be created is served
         from the stored metadata."""
-        for path, source in master.recorded():
+        for path, source in master.mounts.recorded():
             try:
                 connector: Connector | CacheFSError
                 connector = await asyncio.to_thread(self._connector, source)
             except CacheFSError as err:
                 connector = err
-            master.attach_recorded(path, connector)
+            master.mounts.attach(path, connector)
 
     async def _check(self, master: Master) -> None:
         """Checks the sources and logs warnings, while the master already answers."""
-        for warning in await master.check_sources():
+        for warning in await master.mounts.check():
             log.warning("%s", warning)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError
+from cachefs.core.policies import shown
 from cachefs.core.syncs import CHANGES_PER_REPLY, KEPT_CHANGES, Change, ChangeKind, SyncStatus
 
 RUNNING: Final = "running"
@@ -126,8 +127,7 @@ class Report:
             return
         self.errors += 1
         if not self._message:
-            shown = "/" + path.decode("utf-8", "backslashreplace")
-            self._message = f"{shown}: {_without_path(err)}"[:MAX_MESSAGE_CHARS]
+            self._message = f"{shown(path)}: {_without_path(err)}"[:MAX_MESSAGE_CHARS]
 
     def end(self, state: str, now_s: float, seq: int) -> None:
         """Ends the sync; later calls do nothing. `seq` is the position of the newest event. `state`

@@ -49,6 +49,7 @@ from cachefs.network.guard import (
     GuardedSite,
     RefusedRequest,
 )
+from master.mounts import OpenConnector
 from master.namespace import Master
 from master.server.admin.app import AdminApp
 from master.server.admin.at import Backend, Peers
@@ -58,7 +59,6 @@ from master.server.calls import Calls
 from master.server.http import Answer, read_body, status_of
 from master.server.members import Members
 from master.server.metrics import MasterCollector
-from master.server.sources import OpenConnector
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -27,18 +27,17 @@ from cachefs.core.errors import (
     Stale,
     Throttled,
 )
-from cachefs.core.model import ContentId, Inode, NamespaceId
-from cachefs.core.policies import Policy, Rule
-from cachefs.core.services import Permission
-from master.jobs.service import LoadJobs
+from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.policies import Rule, shown
+from master.mounts import OpenConnector
+from master.namespace import Master
 from master.server.alarms import quota_used_bytes, worker_facts
 from master.server.jobs import JobCalls
 from master.server.members import Members
 from master.server.single_worker import SingleWorkerMembership
-from master.server.sources import OpenConnector, SourceCall, SourceCalls, Sources
+from master.server.sources import SourceCall, SourceCalls
 from master.server.streams import EventPolls
 from master.server.walks import Walks
-from master.store.run import StoreRun
 
 log = logging.getLogger(__name__)
 
@@ -46,45 +45,6 @@ T = TypeVar("T")
 MAX_POLLS: Final = 4096  # long polls in flight
 NOWAIT_AT_ONCE: Final = 100  # items of a batch before the event loop runs other calls
 ORIGIN_AT_ONCE: Final = 64  # items of a batch that may wait for origins at a time
-
-
-class Namespace(Sources, Protocol):
-    """The part of `master.namespace.Master` that calls use."""
-
-    @property
-    def namespace(self) -> NamespaceId: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def run(self) -> StoreRun: ...
-    @property
-    def load_jobs(self) -> LoadJobs: ...
-    def path_of(self, ino: int) -> bytes: ...
-    def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None: ...
-    async def lookup(self, parent: int, name: bytes) -> m.Found: ...
-    async def getattr(self, ino: int) -> m.Found: ...
-    async def list_dir(self, ino: int, after: bytes, limit: int) -> m.Listing: ...
-    async def resolve(self, path: bytes) -> m.Found: ...
-    def locate_many(self, inos: Sequence[int]) -> Sequence[c.Place]: ...
-    async def list_next(self, ino: int) -> None: ...
-    async def report_changed(self, ino: int) -> None: ...
-    def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
-    def known_files(
-        self,
-        ino: int,
-        on_unlisted: Callable[[int], None] | None = None,
-        *,
-        shows_unlisted: bool = False,
-    ) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
-    async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
-    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
-    async def policies_at(self, path: bytes) -> m.PoliciesAt: ...
-    def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]: ...
-    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]: ...
-    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply: ...
-    async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply: ...
-    def events(self, after: int) -> AsyncIterator[m.Invalidate]: ...
-    def status(self) -> dict[str, Any]: ...
 
 
 _JobCall = m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob
@@ -95,7 +55,7 @@ class Calls:
 
     def __init__(
         self,
-        master: Namespace,
+        master: Master,
         members: Members | SingleWorkerMembership,
         open_connector: OpenConnector,
         certificate: Mapping[str, Any] = MappingProxyType({}),
@@ -334,7 +294,7 @@ class Calls:
         """Sets a policy. A cancelled call may have set it; the caller can repeat the call."""
         self._check_namespace(call.namespace)
         policy = await self._master.set_policy(call.path, call.policy, call.unset)
-        log.info("policies of /%s were changed", _shown(call.path))
+        log.info("policies of %s were changed", shown(call.path))
         return m.PolicySet(policy)
 
     async def _policies(self, call: m.GetPolicies, caller: Caller) -> m.Message:
@@ -402,10 +362,6 @@ def _content(key: bytes) -> ContentId:
         return ContentId.of_key(key)
     except ValueError as err:
         raise ProtocolError(str(err)) from err
-
-
-def _shown(path: bytes) -> str:
-    return path.strip(b"/").decode("utf-8", "backslashreplace")
 
 
 _NOWAIT: Final[dict[type, Callable[[Calls, Any], m.Message | None]]] = {

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
@@ -20,9 +20,10 @@ from cachefs.core.errors import (
     NotFound,
     Throttled,
 )
-from cachefs.core.model import UfsSpec
+from cachefs.core.policies import shown
 from cachefs.core.ufs import MAX_PUSHED
-from connectors.base import Connector
+from master.mounts import OpenConnector
+from master.namespace import Master
 from master.push.s3_events import paths_below
 from master.push.webhook_secrets import WebhookSecrets
 
@@ -32,31 +33,15 @@ MAX_ADDITIONS: Final = 8
 MOST_NAMED: Final = 3
 COMPARE_S: Final = 30.0  # the wait for the file of a secret
 
-OpenConnector = Callable[[UfsSpec], Connector]
 SourceCall = c.GetUfs | c.AddUfs | c.SetUfs | c.PushEvents | c.RemoveUfs | c.ListUfs
-
-
-class Sources(Protocol):
-    """What the handlers need of a namespace; see `master.namespace.Master`."""
-
-    def ufs(self, key: str) -> UfsSpec: ...
-    def ufs_rows(self) -> list[c.UfsRow]: ...
-    def ufs_row(self, path: bytes) -> c.UfsRow | None: ...
-    async def add_ufs(
-        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float, push: str
-    ) -> c.UfsAdded: ...
-    async def set_ufs(self, call: c.SetUfs, open_connector: OpenConnector) -> c.UfsRow: ...
-    async def remove_ufs(self, path: bytes) -> None: ...
-    async def look_again(self, path: bytes, names: Sequence[bytes]) -> None: ...
-    def pinned_below(self, path: bytes) -> list[bytes]: ...
 
 
 class SourceCalls:
     """The handlers of one master."""
 
-    def __init__(self, sources: Sources, open_connector: OpenConnector) -> None:
+    def __init__(self, master: Master, open_connector: OpenConnector) -> None:
         """Keeps `open_connector`, which blocks: threads call it."""
-        self._sources = sources
+        self._master = master
         self._open_connector = open_connector
         self._additions: set[asyncio.Task[c.UfsAdded]] = set()
         self._secrets = WebhookSecrets()
@@ -71,7 +56,7 @@ class SourceCalls:
 
     async def admit_store(self, path: bytes, secret: str) -> None:
         """Raises AccessDenied unless `secret` is that of the source at a path, for its events."""
-        row = self._sources.ufs_row(path)
+        row = self._master.mounts.row(path)
         push = "" if row is None else row.push
         now = time.monotonic()
         if not (push and self._secrets.passed(push, secret, now)):
@@ -85,20 +70,20 @@ class SourceCalls:
             raise DeadlineExceeded(f"no secret was read within {COMPARE_S:g} s") from err
 
     async def _find(self, call: c.GetUfs, caller: Caller) -> m.Message:
-        source = self._sources.ufs(call.key)
+        source = self._master.ufs(call.key)
         if caller.prefix and not any(row.source.key == call.key for row in self._rows(caller)):
             raise AccessDenied("this source is out of reach of this token")
         return c.UfsFound(source)
 
     def _rows(self, caller: Caller) -> Iterable[c.UfsRow]:
         """Yields the sources of which the caller may see a part."""
-        for row in self._sources.ufs_rows():
+        for row in self._master.mounts.rows():
             root = row.path.strip(b"/")
             if caller.sees(root) or not root or (caller.prefix + b"/").startswith(root + b"/"):
                 yield row
 
     async def _list(self, call: c.ListUfs, caller: Caller) -> m.Message:
-        return c.UfsTable(self._sources.ufs_rows())
+        return c.UfsTable(self._master.mounts.rows())
 
     async def _add(self, call: c.AddUfs, caller: Caller) -> m.Message:
         """Adds a source. Cancellation does not stop the work: the master owns the connector."""
@@ -113,46 +98,46 @@ class SourceCalls:
     async def _open_and_add(self, call: c.AddUfs) -> c.UfsAdded:
         source = call.source
         connector = await asyncio.to_thread(self._open_connector, source)
-        added = await self._sources.add_ufs(
+        added = await self._master.add_ufs(
             call.path, source, connector, call.sync_interval_s, call.push
         )
-        log.info("source %s is at %s", source.url, _shown(call.path))
+        log.info("source %s is at %s", source.url, shown(call.path))
         return added
 
     async def _set(self, call: c.SetUfs, caller: Caller) -> m.Message:
         """Changes a source. Cancellation does not stop the work."""
         _check_interval(call.sync_interval_s or 0.0)
-        row = await self._sources.set_ufs(call, self._open_connector)
-        log.info("the source at %s was changed", _shown(call.path))
+        row = await self._master.mounts.change(call, self._open_connector)
+        log.info("the source at %s was changed", shown(call.path))
         return c.UfsChanged(row)
 
     async def _push(self, call: c.PushEvents, caller: Caller) -> m.Message:
         """Handles events. What the caller may do is decided by the source's secret alone."""
         await self.admit_store(call.path, call.secret)
-        row = self._sources.ufs_row(call.path)
+        row = self._master.mounts.row(call.path)
         if row is None:
-            raise NotFound("the source was removed", path=_shown(call.path))
+            raise NotFound("the source was removed", path=shown(call.path))
         if len(call.objects) > MAX_PUSHED:
             raise BadConfig(f"more than {MAX_PUSHED} objects", remedy="send fewer at once")
-        await self._sources.look_again(row.path, paths_below(row.source.url, call.objects))
+        await self._master.mounts.look_again(row.path, paths_below(row.source.url, call.objects))
         return m.Done()
 
     async def _remove(self, call: c.RemoveUfs, caller: Caller) -> m.Message:
         if not call.force:
             self._check_unpinned(call.path)
-        await self._sources.remove_ufs(call.path)
-        log.info("the source at %s is removed", _shown(call.path))
+        await self._master.mounts.remove(call.path)
+        log.info("the source at %s is removed", shown(call.path))
         return m.Done()
 
     def _check_unpinned(self, path: bytes) -> None:
         """Raises InUse if a policy pins the directory of a source, or a path below it."""
-        pinned = self._sources.pinned_below(path)
+        pinned = self._master.pinned_below(path)
         if pinned:
-            named = ", ".join(map(_shown, pinned[:MOST_NAMED]))
+            named = ", ".join(map(shown, pinned[:MOST_NAMED]))
             more = f" and {len(pinned) - MOST_NAMED} more" if len(pinned) > MOST_NAMED else ""
             raise InUse(
                 f"a pin protects {named}{more}",
-                path=_shown(path),
+                path=shown(path),
                 remedy="unpin first (cachefs unpin), or give --force",
             )
 
@@ -160,10 +145,6 @@ class SourceCalls:
 def _check_interval(seconds: float) -> None:
     if math.isnan(seconds):
         raise BadConfig("the sync interval is no number")
-
-
-def _shown(path: bytes) -> str:
-    return "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
 
 
 _ANSWERS: Final[dict[type, Callable[[SourceCalls, Any, Caller], Awaitable[m.Message]]]] = {

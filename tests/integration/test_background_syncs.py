@@ -44,8 +44,8 @@ async def master_in(directory: Path, clock: Clock, *origins: Connector) -> Async
     """A master that walks, with the sources that its store records."""
     master = Master.open_empty(directory / "meta", clock)
     try:
-        for (path, _), origin in zip(master.recorded(), origins, strict=False):
-            master.attach_recorded(path, origin)
+        for (path, _), origin in zip(master.mounts.recorded(), origins, strict=False):
+            master.mounts.attach(path, origin)
         master.start_probes()
         yield master
     finally:
@@ -297,7 +297,7 @@ def test_an_origin_that_is_down_is_tried_again_ever_later_and_warned_of(tmp_path
             clock.now += waits[-1]
         assert 9.0 <= waits[0] <= 10.0 < 18.0 <= waits[1] <= 20.0
         await walked(master, clock, 2, 0.0)
-        (row,) = master.ufs_rows()
+        (row,) = master.mounts.rows()
         assert (row.background_error, row.background_last_at) == ("", clock.now)
         assert clock.now + 0.9 * HOUR_S <= row.background_next_at <= clock.now + HOUR_S
 
@@ -331,7 +331,7 @@ def test_a_walk_ends_with_its_policy(tmp_path: Path) -> None:
 def test_a_walk_ends_with_its_source(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await blocked_walk(master, clock, origin)
-        await master.remove_ufs(b"/data")
+        await master.mounts.remove(b"/data")
         await until(lambda: content(master.store)[Table.BACKGROUND] == [])
         origin.script.unblock()
         await until(lambda: not master.background._walks)

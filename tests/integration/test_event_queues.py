@@ -101,9 +101,9 @@ def play(directory: Path, monkeypatch: pytest.MonkeyPatch, *scripts: Script) -> 
             try:
                 if turn == 0:
                     await master.add_ufs(b"/data", X, origin, 60.0, f"sqs:{QUEUE}")
-                for path, _ in master.recorded():
-                    master.attach_recorded(path, origin)
-                await master.check_sources(1.0)
+                for path, _ in master.mounts.recorded():
+                    master.mounts.attach(path, origin)
+                await master.mounts.check(1.0)
                 await script(master, clock, origin, queue)
             finally:
                 await master.close()
@@ -119,8 +119,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def current(master: Master, clock: Clock) -> UfsRow:
     """Returns the source's row once its feed is up to date."""
-    await until(lambda: master.ufs_rows()[0].feed_current_at >= clock())
-    return master.ufs_rows()[0]
+    await until(lambda: master.mounts.rows()[0].feed_current_at >= clock())
+    return master.mounts.rows()[0]
 
 
 async def read_all(master: Master) -> list[int | None]:
@@ -169,11 +169,11 @@ def test_without_the_queue_names_are_valid_for_the_sync_interval(
         await current(master, clock)
         assert await read_all(master) == [1, 1]
         queue.error = Unreachable("the queue does not answer")
-        await until(lambda: master.ufs_rows()[0].feed_error)
+        await until(lambda: master.mounts.rows()[0].feed_error)
         origin.put(b"d/a", b"longer")
         clock.now += 61.0
         assert await read_all(master) == [6, 1]
-        assert "the queue does not answer" in master.ufs_rows()[0].feed_error
+        assert "the queue does not answer" in master.mounts.rows()[0].feed_error
         queue.error = None
         assert (await current(master, clock)).feed_error == ""
         origin.stats = origin.lists = 0
@@ -205,7 +205,7 @@ def test_a_late_queue_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         old = Notice(queue, HOUR_S)
         clock.now += 61.0
         old.keep_coming()
-        await until(lambda: master.ufs_rows()[0].feed_current_at < clock() - HOUR_S / 2)
+        await until(lambda: master.mounts.rows()[0].feed_current_at < clock() - HOUR_S / 2)
         origin.stats = origin.lists = 0
         await read_all(master)
         assert origin.stats + origin.lists > 0
@@ -276,7 +276,7 @@ def test_after_the_retention_everything_is_compared_again(
         master.start_probes()
         await until(lambda: master.position > position)
         assert await read_all(master) == [6, 1]
-        await until(lambda: master.ufs_rows()[0].background_last_at)
+        await until(lambda: master.mounts.rows()[0].background_last_at)
 
     play(tmp_path, monkeypatch, first, second)
 
@@ -284,13 +284,13 @@ def test_after_the_retention_everything_is_compared_again(
 def test_another_feed_is_another_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
         await current(master, clock)
-        row = await master.set_ufs(SetUfs(b"/data", {}, push=""), lambda _: origin)
+        row = await master.mounts.change(SetUfs(b"/data", {}, push=""), lambda _: origin)
         assert (row.push, row.feed_current_at) == ("", 0.0)
         await until(lambda: queue.closed)
-        await master.set_ufs(SetUfs(b"/data", {}, push=f"sqs:{QUEUE}2"), lambda _: origin)
+        await master.mounts.change(SetUfs(b"/data", {}, push=f"sqs:{QUEUE}2"), lambda _: origin)
         await current(master, clock)
-        await master.remove_ufs(b"/data")
-        assert not master.ufs_rows()
+        await master.mounts.remove(b"/data")
+        assert not master.mounts.rows()
 
     play(tmp_path, monkeypatch, script)
 

@@ -269,7 +269,7 @@ def test_the_next_directory_may_be_another_source(tmp_path: Path) -> None:
             await master.list_next(first.ino)
             await master.list_next(last.ino)
             assert (x.listed, y.listed) == ({}, {b"": 1})
-            await master.remove_ufs(b"/data/y")
+            await master.mounts.remove(b"/data/y")
             await master.list_next(first.ino)
             await raises(Stale, master.list_next(last.ino))
             assert (x.listed, y.listed) == ({}, {b"": 1})

@@ -61,7 +61,7 @@ def test_what_changed_is_seen_long_before_the_interval_ends(tmp_path: Path) -> N
         origin.put(b"d/e/f", b"333")
         origin.delete(b"d/gone")
         assert await size_of(master, b"/data/d/f") == 1, "the interval has not ended"
-        await master.look_again(b"/data", [b"d/f", b"d/new", b"d/e/f", b"d/gone", b"d/same"])
+        await master.mounts.look_again(b"/data", [b"d/f", b"d/new", b"d/e/f", b"d/gone", b"d/same"])
         assert master.position > position
         assert await size_of(master, b"/data/d/f") == 6
         assert await size_of(master, b"/data/d/new") == 2
@@ -69,7 +69,7 @@ def test_what_changed_is_seen_long_before_the_interval_ends(tmp_path: Path) -> N
         assert await size_of(master, b"/data/d/e/f") == 3
         assert await inode_of(master, b"/data/d/same") == same
         assert await names_of(master, listed) == [b"e", b"f", b"new", b"same"]
-        row = master.ufs_rows()[0]
+        row = master.mounts.rows()[0]
         assert (row.pushed, row.pushed_at) == (5, clock.now)
 
     play(tmp_path, origin, script)
@@ -81,7 +81,7 @@ def test_a_name_that_was_asked_for_in_vain_appears(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock) -> None:
         assert await size_of(master, b"/data/new") is None
         origin.put(b"new", b"1")
-        await master.look_again(b"/data", [b"new"])
+        await master.mounts.look_again(b"/data", [b"new"])
         assert await size_of(master, b"/data/new") == 1
 
     play(tmp_path, origin, script)
@@ -93,7 +93,7 @@ def test_a_directory_ends_with_its_last_name(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock) -> None:
         await inode_of(master, b"/data/a/b/f")
         origin.delete(b"a/b/f")
-        await master.look_again(b"/data", [b"a/b/f"])
+        await master.mounts.look_again(b"/data", [b"a/b/f"])
         assert (await master.resolve(b"/data/a")).inode is None
 
     play(tmp_path, origin, script)
@@ -105,7 +105,7 @@ def test_names_of_which_nothing_is_known_cost_no_request(tmp_path: Path) -> None
     async def script(master: Master, clock: Clock) -> None:
         origin.fail("stat", None, AssertionError("no request"), times=100)  # type: ignore[arg-type]
         origin.fail("list_dir", None, AssertionError("no request"), times=100)  # type: ignore[arg-type]
-        await master.look_again(b"/data", [b"d/f", b"other", b"x/y/z"])
+        await master.mounts.look_again(b"/data", [b"d/f", b"other", b"x/y/z"])
 
     play(tmp_path, origin, script)
 
@@ -118,7 +118,7 @@ def test_an_origin_that_fails_makes_the_name_untrusted(tmp_path: Path) -> None:
         position = master.position
         origin.put(b"f", b"longer")
         origin.fail("stat", b"f", Unreachable("no route"))
-        await master.look_again(b"/data", [b"f"])
+        await master.mounts.look_again(b"/data", [b"f"])
         assert master.position > position, "clients forget it"
         clock.now += PROBE_EVERY_S  # an origin that is down may have its former names meanwhile
 
@@ -142,7 +142,7 @@ def test_a_check_in_flight_is_older_than_the_event(tmp_path: Path) -> None:
         origin.block("stat")
         older = asyncio.ensure_future(master.resolve(b"/data/f"))
         await asyncio.to_thread(origin.script.wait_blocked, "stat")
-        event = asyncio.ensure_future(master.look_again(b"/data", [b"f"]))
+        event = asyncio.ensure_future(master.mounts.look_again(b"/data", [b"f"]))
         await asyncio.sleep(0)
         origin.script.unblock()
         await asyncio.gather(older, event)
@@ -210,7 +210,7 @@ def test_a_name_appears_beside_the_first_listing(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock) -> None:
         async with listing_in_flight(master, origin, b"/data/d"):
             origin.put(b"d/new", b"22")
-            await master.look_again(b"/data", [b"d/new"])
+            await master.mounts.look_again(b"/data", [b"d/new"])
         assert await size_of(master, b"/data/d/new") == 2
 
     play(tmp_path, origin, script)
@@ -223,7 +223,7 @@ def test_a_listing_brings_nothing_back_that_an_event_removed_or_changed(tmp_path
         async with listing_in_flight(master, origin, b"/data/d"):
             origin.delete(b"d/gone")
             origin.put(b"d/longer", b"22")
-            await master.look_again(b"/data", [b"d/gone", b"d/longer"])
+            await master.mounts.look_again(b"/data", [b"d/gone", b"d/longer"])
         assert await size_of(master, b"/data/d/gone") is None
         assert await size_of(master, b"/data/d/longer") == 2
         assert await names_of(master, (await inode_of(master, b"/data/d")).ino) == [b"a", b"longer"]
@@ -240,7 +240,7 @@ def test_a_directory_is_there_again_before_an_older_listing_ends(tmp_path: Path)
         origin.delete(b"d/f")
         async with listing_in_flight(master, origin, b"/data"):
             origin.put(b"d/g", b"22")
-            await master.look_again(b"/data", [b"d/g"])
+            await master.mounts.look_again(b"/data", [b"d/g"])
         assert await size_of(master, b"/data/d/g") == 2
 
     play(tmp_path, origin, script)
@@ -252,7 +252,7 @@ def test_a_listing_brings_back_no_directory_whose_names_are_all_gone(tmp_path: P
     async def script(master: Master, clock: Clock) -> None:
         async with listing_in_flight(master, origin, b"/data"):
             origin.delete(b"d/f")
-            await master.look_again(b"/data", [b"d/f"])
+            await master.mounts.look_again(b"/data", [b"d/f"])
         assert (await master.resolve(b"/data/d")).inode is None
 
     play(tmp_path, origin, script)
@@ -265,7 +265,7 @@ def test_a_name_appears_beside_the_first_question_for_it(tmp_path: Path) -> None
         older = asyncio.ensure_future(master.resolve(b"/data/new"))
         await asyncio.to_thread(origin.read.wait)
         origin.put(b"new", b"22")
-        event = asyncio.ensure_future(master.look_again(b"/data", [b"new"]))
+        event = asyncio.ensure_future(master.mounts.look_again(b"/data", [b"new"]))
         await asyncio.sleep(0)
         origin.go_on.set()
         await asyncio.gather(older, event)
@@ -326,7 +326,7 @@ def test_no_reply_from_before_an_event_follows_the_listing_that_handled_it(
         older = asyncio.ensure_future(size_of(master, b"/data/d/new"))
         await asyncio.to_thread(origin.read.wait)
         origin.put(b"d/new", b"22")
-        await master.look_again(b"/data", [b"d/new"])
+        await master.mounts.look_again(b"/data", [b"d/new"])
         clock.now += 1
         assert await names_of(master, listed) == [b"a", b"new"]
         assert len(master._sync.unchecked) == 0
@@ -348,7 +348,7 @@ def test_a_reader_of_an_unchecked_name_gets_no_reply_from_before_the_event(
         older = asyncio.ensure_future(master.resolve(b"/data/f"))
         await asyncio.to_thread(origin.read.wait)
         origin.put(b"f", b"22")
-        await master.look_again(b"/data", [b"f"])
+        await master.mounts.look_again(b"/data", [b"f"])
         newer = asyncio.ensure_future(size_of(master, b"/data/f"))
         await asyncio.sleep(0)
         origin.go_on.set()
@@ -386,7 +386,7 @@ def test_an_error_is_not_forgotten_when_an_older_listing_ends(tmp_path: Path) ->
         async with listing_in_flight(master, origin, b"/data/d"):
             origin.put(b"d/f", b"22")
             origin.fail("stat", b"d/f", AccessDenied("for now"))
-            event = asyncio.ensure_future(master.look_again(b"/data", [b"d/f"]))
+            event = asyncio.ensure_future(master.mounts.look_again(b"/data", [b"d/f"]))
             await until(lambda: origin.script.calls_by_path["stat", b"d/f"] > 0)
         await event
         assert await size_of(master, b"/data/d/f") == 2
@@ -400,7 +400,7 @@ def test_names_that_are_the_same_as_their_directory(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock) -> None:
         assert await size_of(master, b"/data/d/d") == 1
         origin.put(b"d/d", b"22")
-        await master.look_again(b"/data", [b"d/d"])
+        await master.mounts.look_again(b"/data", [b"d/d"])
         assert await size_of(master, b"/data/d/d") == 2
 
     play(tmp_path, origin, script)
@@ -414,7 +414,7 @@ def test_a_path_whose_directory_is_removed_meanwhile_is_resolved_again(tmp_path:
         size = asyncio.ensure_future(size_of(master, b"/data/d/f"))
         await asyncio.to_thread(origin.read.wait)
         origin.delete(b"d/f")
-        await master.look_again(b"/data", [b"d"])
+        await master.mounts.look_again(b"/data", [b"d"])
         origin.go_on.set()
         assert await size is None
 

@@ -92,7 +92,7 @@ def test_a_replaced_object_and_another_source_keep_the_policies_of_their_path(
             new = await content(master, b"data/f")
             assert new != old
             assert (await master.permit_eviction([old, new])).allowed == {old.name}
-            await master.remove_ufs(b"/data")
+            await master.mounts.remove(b"/data")
             assert (await master.permit_eviction([new])).allowed == {new.name}
             await master.add_ufs(b"/data", Y, MemoryConnector({b"f": b"1"}), 60.0)
             other = await content(master, b"data/f")

@@ -83,7 +83,7 @@ def test_a_cluster_starts_empty_and_shows_what_is_added(tmp_path: Path) -> None:
             assert walked == {b"data/x/d/f", b"data/x/g", b"data/y/h"}
             assert await paths(master.known_files(ROOT_INO)) == walked
             assert (await master.resolve(b"/data/x/g")).valid_for_s == 30.0
-            assert master.ufs_rows() == [
+            assert master.mounts.rows() == [
                 UfsRow(b"/data/x", X, 30.0),
                 UfsRow(b"/data/y", Y, 60.0),
             ]
@@ -161,7 +161,7 @@ def test_directories_made_in_a_source_need_nothing_at_its_origin(tmp_path: Path)
             clock.now += 61
             assert await paths(master.walk(ROOT_INO)) == {b"o/f", b"o/made/g", b"o/made/y/n"}
             assert (await inode_of(master, b"o/made")).mode == 0o705
-            await master.remove_ufs(b"/o/made/y")
+            await master.mounts.remove(b"/o/made/y")
             assert await paths(master.walk(ROOT_INO)) == {b"o/f", b"o/made/g"}
 
     run(work())
@@ -176,9 +176,9 @@ def test_a_source_between_two_others(tmp_path: Path) -> None:
             inner = await inode_of(master, b"/a/b/c/n")
             await master.add_ufs(b"/a/b", UfsSpec("s3://z"), Origin({b"m": b"1"}), 60.0)
             assert await paths(master.walk(ROOT_INO)) == {b"a/b/c/n", b"a/b/m", b"a/g"}
-            await master.remove_ufs(b"/a")
+            await master.mounts.remove(b"/a")
             assert await paths(master.walk(ROOT_INO)) == {b"a/b/c/n", b"a/b/m"}
-            await master.remove_ufs(b"/a/b")
+            await master.mounts.remove(b"/a/b")
             assert await paths(master.walk(ROOT_INO)) == {b"a/b/c/n"}
             assert await inode_of(master, b"/a/b/c/n") == inner
 
@@ -201,7 +201,7 @@ def test_adding_again_changes_nothing_and_another_source_is_refused(tmp_path: Pa
             assert err.remedy
             assert [origin.closed for origin in (first, second, third)] == [False, True, True]
             await raises(NotADirectory, master.add_ufs(b"/x/f/y", Y, third, 60.0))
-            assert master.recorded() == [(b"/x", X)]
+            assert master.mounts.recorded() == [(b"/x", X)]
 
     run(work())
 
@@ -224,7 +224,7 @@ def test_the_first_use_must_reach_the_origin_and_leaves_nothing(tmp_path: Path) 
         async with cluster(tmp_path, Clock()) as master:
             await raises(NotFound, master.add_ufs(b"/data/x", X, origin, 60.0))
             assert await names_of(master) == []
-            assert master.recorded() == []
+            assert master.mounts.recorded() == []
             assert origin.closed
 
     run(work())
@@ -246,7 +246,7 @@ def test_a_removed_source_leaves_no_name_and_its_inos_are_stale(tmp_path: Path) 
                 await inode_of(master, path) for path in (b"data/x", b"data/x/d", b"data/x/d/f1")
             ]
             kept = await inode_of(master, b"y/f")
-            await master.remove_ufs(b"/data/x")
+            await master.mounts.remove(b"/data/x")
             for inode in gone:
                 await raises(Stale, master.getattr(inode.ino))
             await raises(Stale, master.list_dir(gone[1].ino, b"", 10))
@@ -259,7 +259,7 @@ def test_a_removed_source_leaves_no_name_and_its_inos_are_stale(tmp_path: Path) 
             assert not y.closed
             with pytest.raises(NotFound):
                 master.ufs(X.key)
-            await raises(NotFound, master.remove_ufs(b"/data/x"))
+            await raises(NotFound, master.mounts.remove(b"/data/x"))
 
     run(work())
 
@@ -269,7 +269,7 @@ def test_a_source_that_comes_back_has_new_inos(tmp_path: Path) -> None:
         async with cluster(tmp_path, Clock()) as master:
             await master.add_ufs(b"/x", X, Origin({b"f": b"1"}), 60.0)
             old = await inode_of(master, b"x/f")
-            await master.remove_ufs(b"/x")
+            await master.mounts.remove(b"/x")
             await master.add_ufs(b"/x", X, Origin({b"f": b"1"}), 60.0)
             new = await inode_of(master, b"x/f")
             assert (old.ino != new.ino, old.nonce != new.nonce) == (True, True)
@@ -288,7 +288,7 @@ def test_nothing_comes_of_a_listing_under_way_of_a_removed_source(
             x.block("list_dir")
             listing = asyncio.ensure_future(master.list_dir(root.ino, b"", 10))
             await until(lambda: x.calls["list_dir"] > 0)
-            await master.remove_ufs(path)
+            await master.mounts.remove(path)
             await master.add_ufs(path, Y, y, 60.0)
             assert not x.closed, "it is being asked"
             seen = await paths(master.walk(ROOT_INO))
@@ -312,7 +312,7 @@ def test_nothing_comes_of_a_stat_under_way_of_a_removed_source(tmp_path: Path) -
             x.block("stat")
             asking = asyncio.ensure_future(master.lookup(ROOT_INO, b"old"))
             await until(lambda: x.calls["stat"] > 0)
-            await master.remove_ufs(b"/")
+            await master.mounts.remove(b"/")
             await master.add_ufs(b"/", Y, y, 60.0)
             assert await names_of(master) == [b"new"]
             x.unblock()
@@ -336,7 +336,7 @@ def test_what_a_source_hid_is_seen_when_it_goes_though_a_listing_passed_it_by(
             x.block("page")
             listing = asyncio.ensure_future(names_of(master))
             await until(lambda: x.calls["page"] > 0)
-            await master.remove_ufs(b"/a")
+            await master.mounts.remove(b"/a")
             x.unblock()
             await listing
             await until(lambda: not master._sync._tasks)
@@ -356,7 +356,7 @@ def test_who_asks_may_be_cancelled_and_the_change_goes_on(tmp_path: Path) -> Non
             with pytest.raises(asyncio.CancelledError):
                 await adding
             x.unblock()
-            await until(lambda: bool(master.recorded()))
+            await until(lambda: bool(master.mounts.recorded()))
             assert await paths(master.walk(ROOT_INO)) == {b"x/f"}
 
     run(work())
@@ -370,7 +370,7 @@ def test_clients_hear_of_what_comes_and_goes(tmp_path: Path) -> None:
         async with cluster(tmp_path, Clock()) as master:
             await master.resolve(b"/data")
             await master.add_ufs(b"/data/x", X, Origin({b"f": b"1"}), 60.0)
-            await master.remove_ufs(b"/data/x")
+            await master.mounts.remove(b"/data/x")
             added, removed = await collect(master, 0, 2)
             assert (ROOT_INO, b"data") in added.entries
             assert removed == Invalidate(master.namespace, 2, everything=True)
@@ -395,15 +395,15 @@ def test_a_restart_knows_its_sources_and_names(tmp_path: Path) -> None:
         clock = Clock()
         await filled(tmp_path, clock)
         async with cluster(tmp_path, clock) as master:
-            assert master.recorded() == [(b"/a/x", X), (b"/a/x/y", Y)]
-            master.attach_recorded(b"/a/x", Origin({b"d/f": b"1"}))
-            master.attach_recorded(b"/a/x/y", Origin({b"n": b"1"}))
-            assert await master.check_sources() == []
+            assert master.mounts.recorded() == [(b"/a/x", X), (b"/a/x/y", Y)]
+            master.mounts.attach(b"/a/x", Origin({b"d/f": b"1"}))
+            master.mounts.attach(b"/a/x/y", Origin({b"n": b"1"}))
+            assert await master.mounts.check() == []
             clock.now += 61
             assert await paths(master.walk(ROOT_INO)) == {b"a/x/d/f", b"a/x/y/n"}
-            assert master.ufs_rows()[0] == UfsRow(b"/a/x", X, 30.0)
+            assert master.mounts.rows()[0] == UfsRow(b"/a/x", X, 30.0)
             with pytest.raises(NotFound):
-                master.attach_recorded(b"/b", Origin())
+                master.mounts.attach(b"/b", Origin())
 
     run(work())
 
@@ -413,16 +413,14 @@ def test_a_source_that_cannot_be_opened_is_served_from_what_is_known(tmp_path: P
         clock = Clock()
         await filled(tmp_path, clock)
         async with cluster(tmp_path, clock) as master:
-            master.attach_recorded(
-                b"/a/x", CredentialsMissing("no profile 'data'", remedy="make it")
-            )
+            master.mounts.attach(b"/a/x", CredentialsMissing("no profile 'data'", remedy="make it"))
             down = Origin({b"n": b"1"})
             down.fail("check", None, Unreachable("no route"))
-            master.attach_recorded(b"/a/x/y", down)
-            lines = await master.check_sources()
+            master.mounts.attach(b"/a/x/y", down)
+            lines = await master.mounts.check()
             assert ["no profile 'data'; make it" in lines[0], "no route" in lines[1]] == [True] * 2
-            assert [row.origin_down for row in master.ufs_rows()] == [True, True]
-            assert "no profile" in master.ufs_rows()[0].warning
+            assert [row.origin_down for row in master.mounts.rows()] == [True, True]
+            assert "no profile" in master.mounts.rows()[0].warning
             clock.now += 1000
             known = await master.resolve(b"/a/x/d/f")
             assert known.inode is not None
@@ -434,7 +432,7 @@ def test_a_source_that_cannot_be_opened_is_served_from_what_is_known(tmp_path: P
             assert again_there.warning == ""
             clock.now += 61
             assert await paths(master.walk(ROOT_INO)) == {b"a/x/e/g", b"a/x/y/n"}
-            assert master.ufs_rows()[0].warning == ""
+            assert master.mounts.rows()[0].warning == ""
 
     async def again(master: Master, down: Origin) -> None:
         down.fail("stat", None, Unreachable("no route"))
@@ -460,7 +458,7 @@ def test_the_root_of_a_source_that_is_down_is_there_at_once(tmp_path: Path) -> N
             assert (await master.resolve(b"/x")).valid_for_s == 5.0
             await until(lambda: x.calls["stat"] == asked + 1)
             x.unblock()
-            await until(lambda: not master.ufs_rows()[0].origin_down)
+            await until(lambda: not master.mounts.rows()[0].origin_down)
             assert (await master.resolve(b"/x")).valid_for_s == 60.0
 
     run(work())
@@ -472,9 +470,9 @@ def test_an_origin_that_hangs_does_not_keep_a_restart_waiting(tmp_path: Path) ->
         await filled(tmp_path, clock)
         async with cluster(tmp_path, clock, hangs) as master:
             hangs.block("check")
-            master.attach_recorded(b"/a/x", hangs)
-            master.attach_recorded(b"/a/x/y", Origin({b"n": b"1"}))
-            lines = await master.check_sources(within_s=0.05)
+            master.mounts.attach(b"/a/x", hangs)
+            master.mounts.attach(b"/a/x/y", Origin({b"n": b"1"}))
+            lines = await master.mounts.check(within_s=0.05)
             assert lines == ["serving what is known of s3://x: no answer yet"]
 
     run(work())
@@ -486,12 +484,12 @@ def test_what_a_removal_left_to_be_deleted_goes_after_a_restart(tmp_path: Path) 
         await filled(tmp_path, clock)
         async with cluster(tmp_path, clock) as master:
             master._sync._gardening = True  # as if the process ended before it could
-            await master.remove_ufs(b"/a/x")
+            await master.mounts.remove(b"/a/x")
             assert master.status()["names"] > 3
         async with cluster(tmp_path, clock) as master:
-            assert master.recorded() == [(b"/a/x/y", Y)]
-            master.attach_recorded(b"/a/x/y", Origin({b"n": b"1"}))
-            await master.check_sources()
+            assert master.mounts.recorded() == [(b"/a/x/y", Y)]
+            master.mounts.attach(b"/a/x/y", Origin({b"n": b"1"}))
+            await master.mounts.check()
             await paths(master.walk(ROOT_INO))
             await until(lambda: master.status()["names"] == 4)  # a, x, y, n
 

@@ -56,8 +56,8 @@ class Cluster:
 
     async def start(self) -> None:
         self.master = Master.open_empty(self.directory)
-        for path, source in self.master.recorded():
-            self.master.attach_recorded(path, self.open_connector(source))
+        for path, source in self.master.mounts.recorded():
+            self.master.mounts.attach(path, self.open_connector(source))
         self.server = MasterServer(
             self.master,
             listen=("127.0.0.1", self.port),
@@ -206,7 +206,7 @@ def test_sources_that_come_and_go_are_heard_of(tmp_path: Path) -> None:
         for path in (b"/data/d", b"/data/y", b"/data"):
             inos |= await inos_of(one)
             await same(one, inos, NAMES)
-            await one.master.remove_ufs(path)
+            await one.master.mounts.remove(path)
             await one.heard()
             await same(one, inos, NAMES)
         with pytest.raises(Stale):
@@ -380,7 +380,7 @@ async def _any_change(
             added.append(rng.choice([b"/data/m", b"/data/d/m", b"/data/g"]))
             await one.add(added[0], MemoryConnector({b"a": b"1", b"d/b": b"2"}), 3600.0)
         case 4 if added:
-            await one.master.remove_ufs(added.pop())
+            await one.master.mounts.remove(added.pop())
 
 
 async def _report(one: Cluster, path: bytes, change: Callable[[], object]) -> None:

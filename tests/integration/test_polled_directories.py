@@ -43,7 +43,7 @@ def play(
         master = Master.open_empty(directory / "meta", clock)
         try:
             await master.add_ufs(b"/data", X, origin, interval_s, "poll")
-            await master.check_sources(1.0)
+            await master.mounts.check(1.0)
             await script(master, clock, origin)
         finally:
             origin.script.unblock()
@@ -56,7 +56,7 @@ async def rounds(master: Master, clock: Clock) -> None:
     """Waits until two rounds began after this moment, and what they marked is compared."""
     for _ in range(2):
         clock.now += 0.001
-        await until(lambda: master.ufs_rows()[0].feed_current_at >= clock())
+        await until(lambda: master.mounts.rows()[0].feed_current_at >= clock())
     await until(lambda: not len(master._sync.unchecked))
 
 
@@ -77,7 +77,7 @@ def test_changed_names_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         origin.put(b"d/a", b"another")
         await rounds(master, clock)
         assert await size_of(master, b"/data/d/a") == 7
-        (row,) = master.ufs_rows()
+        (row,) = master.mounts.rows()
         assert (row.push, row.feed_error) == ("poll:5s", "")
         assert row.pushed > 0
 
@@ -150,12 +150,12 @@ def test_while_times_cannot_be_read_names_are_valid_for_the_sync_interval(
         await rounds(master, clock)
         assert await size_of(master, b"/data/d/a") == 1
         assert await size_of(master, b"/data/e/c/f") == 1
-        (row,) = master.ufs_rows()
+        (row,) = master.mounts.rows()
         origin.fail("stat", b"e", AccessDenied("not yours"), times=10_000)
-        await until(lambda: "not yours" in master.ufs_rows()[0].feed_error)
+        await until(lambda: "not yours" in master.mounts.rows()[0].feed_error)
         origin.put(b"d/a", b"longer")
         clock.now += 61.0
-        assert master.ufs_rows()[0].feed_current_at <= row.feed_current_at + 1.0
+        assert master.mounts.rows()[0].feed_current_at <= row.feed_current_at + 1.0
         assert await size_of(master, b"/data/d/a") == 6
 
     play(tmp_path, monkeypatch, script, interval_s=60.0)

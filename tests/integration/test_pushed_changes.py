@@ -220,7 +220,7 @@ def test_an_event_is_answered_when_the_change_is_seen(tmp_path: Path, secrets: P
             assert found is not None
             assert found.size == 6
             await it.cluster.restart()
-            (row,) = it.cluster.master.ufs_rows()
+            (row,) = it.cluster.master.mounts.rows()
             assert row.push == "webhook:hook"
 
     run(work())

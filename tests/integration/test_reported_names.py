@@ -54,9 +54,9 @@ def play(directory: Path, *scripts: Script, interval_s: float = 3600.0) -> None:
             try:
                 if turn == 0:
                     await master.add_ufs(b"/data", X, origin, interval_s)
-                for path, _ in master.recorded():
-                    master.attach_recorded(path, origin)
-                await master.check_sources(1.0)
+                for path, _ in master.mounts.recorded():
+                    master.mounts.attach(path, origin)
+                await master.mounts.check(1.0)
                 await script(master, clock, origin)
             finally:
                 origin.script.unblock()
@@ -93,7 +93,7 @@ def test_many_names_are_right_at_once_and_cost_one_listing(tmp_path: Path) -> No
         change_all(origin)
         origin.stats = origin.lists = 0
         position = master.position
-        await master.look_again(b"/data", CHANGED)
+        await master.mounts.look_again(b"/data", CHANGED)
         assert master.position > position, "clients forget them"
         assert await size_of(master, b"/data/d/new") == 2
         assert await size_of(master, b"/data/" + NAMES[0]) is None
@@ -116,7 +116,7 @@ def test_a_few_names_of_a_directory_are_compared_at_once(tmp_path: Path) -> None
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
         origin.stats = origin.lists = 0
-        await master.look_again(b"/data", NAMES[: CROWD - 1])
+        await master.mounts.look_again(b"/data", NAMES[: CROWD - 1])
         assert await nothing_unchecked(master)
         assert (origin.stats, origin.lists) == (CROWD - 1, 0)
 
@@ -148,7 +148,7 @@ def test_names_that_are_reported_one_by_one_soon_cost_one_listing(
         origin.stats = origin.lists = 0
         reported = gather(monkeypatch)
         for name in CHANGED[: 4 * CROWD]:
-            await master.look_again(b"/data", [name])
+            await master.mounts.look_again(b"/data", [name])
         reported.set()
         assert await size_of(master, b"/data/" + NAMES[2 * CROWD]) == 6
         await until(lambda: nothing_unchecked(master))
@@ -169,7 +169,7 @@ def test_names_that_gather_in_a_directory_cost_one_listing(
         origin.stats = origin.lists = 0
         reported = gather(monkeypatch)
         for first in range(0, 4 * CROWD, CROWD):
-            await master.look_again(b"/data", CHANGED[first : first + CROWD])
+            await master.mounts.look_again(b"/data", CHANGED[first : first + CROWD])
         assert len(master._sync.unchecked) == 4 * CROWD
         reported.set()
         await until(lambda: nothing_unchecked(master))
@@ -189,12 +189,12 @@ def test_names_that_are_recorded_while_the_last_records_are_deleted_are_compared
 
         async def clean(self: LookAgain) -> None:
             if later:
-                await master.look_again(b"/data", later.pop())
+                await master.mounts.look_again(b"/data", later.pop())
             await clean_up(self)
 
         clean_up = LookAgain._clean
         monkeypatch.setattr(LookAgain, "_clean", clean)
-        await master.look_again(b"/data", NAMES[:CROWD])
+        await master.mounts.look_again(b"/data", NAMES[:CROWD])
         origin.lists = 0
 
         async def both_listed() -> bool:
@@ -214,7 +214,7 @@ def test_reported_names_make_no_first_listing_of_a_directory(tmp_path: Path) -> 
             await inode_of(master, b"/data/" + name)
         change_all(origin)
         origin.stats = origin.lists = 0
-        await master.look_again(b"/data", NAMES[: 2 * CROWD])
+        await master.mounts.look_again(b"/data", NAMES[: 2 * CROWD])
         assert await nothing_unchecked(master)
         assert (origin.stats, origin.lists) == (2 * CROWD, 0)
         assert await size_of(master, b"/data/" + NAMES[1]) == 6
@@ -237,7 +237,7 @@ def test_reported_names_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.Mo
         await listed(master)
         change_all(origin)
         position = master.position
-        await master.look_again(b"/data", CHANGED)
+        await master.mounts.look_again(b"/data", CHANGED)
         assert master.position > position, "clients forget them"
         assert len(master._sync.unchecked) == len(CHANGED)
 
@@ -249,7 +249,7 @@ def test_reported_names_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.Mo
             assert await size_of(master, b"/data/" + NAMES[7]) == 6
         assert (origin.stats, origin.lists) == (2, 0), "a reader's own request ends the mark"
         monkeypatch.undo()
-        await master.look_again(b"/data", [b"d/new"])
+        await master.mounts.look_again(b"/data", [b"d/new"])
         assert await size_of(master, b"/data/" + NAMES[0]) is None
 
     async def later(master: Master, clock: Clock, origin: CountingOrigin) -> None:
@@ -279,13 +279,13 @@ def test_a_name_that_is_reported_while_its_former_record_is_deleted_outlives_a_r
                 deletions += 1
                 if deletions == 1:
                     never(monkeypatch)
-                    await master.look_again(b"/data", [NAMES[-1]])
+                    await master.mounts.look_again(b"/data", [NAMES[-1]])
                 if deletions == len(NAMES) // 50:
                     cleaned.set()
             return written
 
         monkeypatch.setattr(master._sync, "write", write_and_report)
-        await master.look_again(b"/data", NAMES)
+        await master.mounts.look_again(b"/data", NAMES)
         await asyncio.wait_for(cleaned.wait(), 20.0)
 
     async def after(master: Master, clock: Clock, origin: CountingOrigin) -> None:
@@ -305,10 +305,10 @@ def test_the_rest_is_paid_for_though_reports_took_all_that_was_free(
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
         origin.lists = 0
-        await master.look_again(b"/data", NAMES)
+        await master.mounts.look_again(b"/data", NAMES)
         await until(lambda: nothing_unchecked(master))
         assert origin.lists == 1
-        budget = master._mounts._feeds._look_again._budget
+        budget = master.mounts._feeds._look_again._budget
         assert budget._free_s == pytest.approx(-listing_cost_s(len(NAMES)), abs=2 * STAT_S)
 
     play(tmp_path, script)
@@ -322,7 +322,7 @@ def test_an_origin_that_is_down_is_asked_again(
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
         origin.fail("list_dir", b"d", Unreachable("no route"), times=3)
-        await master.look_again(b"/data", NAMES)
+        await master.mounts.look_again(b"/data", NAMES)
         await until(lambda: nothing_unchecked(master))
         assert origin.lists == 1 + 3 + 1
 
@@ -337,7 +337,7 @@ def test_a_page_of_an_unchecked_directory_is_valid_for_a_second(
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         ino = (await inode_of(master, b"/data/d")).ino
         assert (await master.list_dir(ino, b"", 10)).valid_for_s > 3000
-        await master.look_again(b"/data", [NAMES[0]])
+        await master.mounts.look_again(b"/data", [NAMES[0]])
         assert (await master.list_dir(ino, b"", 10)).valid_for_s == 1.0
 
     play(tmp_path, script)
@@ -351,8 +351,8 @@ def test_more_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
         with pytest.raises(Throttled, match="more than 100 names"):
-            await master.look_again(b"/data", NAMES)
-        await master.look_again(b"/data", NAMES[:100])
+            await master.mounts.look_again(b"/data", NAMES)
+        await master.mounts.look_again(b"/data", NAMES[:100])
 
     play(tmp_path, script)
 
@@ -365,14 +365,14 @@ async def an_hour_of_readers(
 ) -> int:
     """Returns how many requests the origin had while every name was read each minute."""
     await listed(master)
-    await master.look_again(b"/data", [NAMES[0]])
+    await master.mounts.look_again(b"/data", [NAMES[0]])
     clock.now += INTERVAL_S + 1
     await listed(master)
     origin.stats = origin.lists = 0
     for minute in range(MINUTES - 2):
         clock.now += 60.0
         if reports and minute % 10 == 0:
-            await master.look_again(b"/data", [b"elsewhere"])
+            await master.mounts.look_again(b"/data", [b"elsewhere"])
         await listed(master)
         for name in NAMES[:20]:
             await inode_of(master, b"/data/" + name)
@@ -382,7 +382,7 @@ async def an_hour_of_readers(
 def test_an_hour_of_readers_costs_nothing_while_changes_are_reported(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         asked = SetUfs(b"/data", {}, (), None, None, None)
-        assert (await master.set_ufs(asked, lambda _: origin)).push_interval_s == 3600.0
+        assert (await master.mounts.change(asked, lambda _: origin)).push_interval_s == 3600.0
         assert await an_hour_of_readers(master, clock, origin, reports=True) == 0
         found = await master.resolve(b"/data/" + NAMES[0])
         assert 0 < found.valid_for_s <= INTERVAL_S, "nodes ask the master again: reports may end"
@@ -393,7 +393,7 @@ def test_an_hour_of_readers_costs_nothing_while_changes_are_reported(tmp_path: P
 def test_a_store_that_ceases_to_report_is_asked_again(tmp_path: Path) -> None:
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         asked = SetUfs(b"/data", {}, (), None, None, 600.0)
-        await master.set_ufs(asked, lambda _: origin)
+        await master.mounts.change(asked, lambda _: origin)
         assert await an_hour_of_readers(master, clock, origin, reports=False) >= MINUTES - 12
 
     play(tmp_path, script, interval_s=INTERVAL_S)
@@ -404,11 +404,11 @@ def test_what_was_checked_before_a_gap_is_valid_for_the_sync_interval(tmp_path: 
 
     async def before(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
-        await master.look_again(b"/data", [NAMES[0]])
+        await master.mounts.look_again(b"/data", [NAMES[0]])
 
     async def after(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         clock.now += 1
-        await master.look_again(b"/data", [b"elsewhere"])
+        await master.mounts.look_again(b"/data", [b"elsewhere"])
         clock.now += INTERVAL_S
         origin.lists = 0
         await listed(master)

@@ -38,7 +38,8 @@ def test_options_change_and_inodes_stay(tmp_path: Path) -> None:
             await master.add_ufs(b"/data", X, former, 60.0)
             before, position = await inode_of(master, b"/data/f"), master.position
             call = SetUfs(b"/data", {"region": "eu"}, ("profile",), 300.0)
-            assert await master.set_ufs(call, open_connector) == UfsRow(b"/data", changed, 300.0)
+            row = await master.mounts.change(call, open_connector)
+            assert row == UfsRow(b"/data", changed, 300.0)
             assert opened == [changed]
             assert master.position > position, "workers hear of it"
             await until(lambda: former.closed)
@@ -49,8 +50,8 @@ def test_options_change_and_inodes_stay(tmp_path: Path) -> None:
             assert (await master.resolve(b"/data/f")).valid_for_s == 300.0
             assert master.ufs(X.key) == changed
         async with cluster(tmp_path, clock) as master:
-            assert master.ufs_rows()[0].source == changed
-            assert master.ufs_rows()[0].sync_interval_s == 300.0
+            assert master.mounts.rows()[0].source == changed
+            assert master.mounts.rows()[0].sync_interval_s == 300.0
 
     run(work())
 
@@ -60,8 +61,8 @@ def test_the_interval_alone_needs_no_new_connection(tmp_path: Path) -> None:
         async with cluster(tmp_path, Clock()) as master:
             await master.add_ufs(b"/data", X, Origin({b"f": b"1"}), 60.0)
             await inode_of(master, b"/data/f")
-            await master.set_ufs(SetUfs(b"/data", {}, (), -1.0), never)
-            assert master.ufs_rows() == [UfsRow(b"/data", X, -1.0)]
+            await master.mounts.change(SetUfs(b"/data", {}, (), -1.0), never)
+            assert master.mounts.rows() == [UfsRow(b"/data", X, -1.0)]
             assert (await master.resolve(b"/data/f")).valid_for_s > 1000
 
     run(work())
@@ -75,9 +76,10 @@ def test_what_the_origin_refuses_changes_nothing(tmp_path: Path) -> None:
             await master.add_ufs(b"/data", X, Origin({b"f": b"1"}), 60.0)
             position = master.position
             call = SetUfs(b"/data", {"profile": "other"})
-            await raises(AccessDenied, master.set_ufs(call, lambda _: refused))
+            await raises(AccessDenied, master.mounts.change(call, lambda _: refused))
             assert refused.closed
-            assert (master.ufs_rows(), master.position) == ([UfsRow(b"/data", X, 60.0)], position)
+            assert master.mounts.rows() == [UfsRow(b"/data", X, 60.0)]
+            assert master.position == position
             assert (await inode_of(master, b"/data/f")).size == 1
 
     run(work())
@@ -99,8 +101,8 @@ def test_what_cannot_be_changed_says_why(
         async with cluster(tmp_path, Clock()) as master:
             await master.add_ufs(b"/data", X, Origin({b"f": b"1"}), 60.0)
             with pytest.raises(error, match=cause):
-                await master.set_ufs(call, never)
-            assert master.ufs_rows() == [UfsRow(b"/data", X, 60.0)]
+                await master.mounts.change(call, never)
+            assert master.mounts.rows() == [UfsRow(b"/data", X, 60.0)]
 
     run(work())
 
@@ -119,7 +121,7 @@ def test_a_source_with_pins_is_removed_by_force_only(tmp_path: Path) -> None:
             await master.set_policy(b"/dat", Policy(pin=True), [])
             await master.set_policy(b"/data/f", Policy(pin=True), [])
             await calls.answer(RemoveUfs(b"/data", force=True), EVERYTHING)
-            assert [row.path for row in master.ufs_rows()] == [b"/dat"]
+            assert [row.path for row in master.mounts.rows()] == [b"/dat"]
 
     run(work())
 

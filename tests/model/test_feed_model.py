@@ -46,7 +46,7 @@ class Feed:
         """Delivers some of them, in any order."""
         self._chance.shuffle(self.waiting)
         sent, self.waiting = self.waiting[:most], self.waiting[most:]
-        await master.look_again(b"/data", [*sent, b"a/never-there"])
+        await master.mounts.look_again(b"/data", [*sent, b"a/never-there"])
         self.unsure -= {*sent}
 
 

@@ -182,7 +182,7 @@ class Bench:
     async def _remove(self, step: Remove) -> None:
         there = step.path in self.model.mounts
         try:
-            await self.master.remove_ufs(step.path)
+            await self.master.mounts.remove(step.path)
         except NotFound:
             assert not there, step
             return

@@ -58,8 +58,8 @@ class Cluster:
 
     async def start(self) -> None:
         self.master = Master.open_empty(self.directory)
-        for path, source in self.master.recorded():
-            self.master.attach_recorded(path, self.open_connector(source))
+        for path, source in self.master.mounts.recorded():
+            self.master.mounts.attach(path, self.open_connector(source))
         self.server = MasterServer(
             self.master,
             listen=("127.0.0.1", 0),
