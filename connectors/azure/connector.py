@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -76,10 +77,12 @@ class AzureApi:
     def stat(self, key: str) -> HttpRequest:
         return HttpRequest(self._url_of(key), self._headers, 0, {**self._options, **_HEAD})
 
-    def get(self, key: str, offset: int, size: int, etag: str) -> HttpRequest:
+    def get(
+        self, key: str, offset: int, size: int, etag: str, answer: Sequence[tuple[str, str]] = ()
+    ) -> HttpRequest:
         range_ = f"Range: bytes={offset}-{offset + size - 1}"
         headers = (*self._headers, range_, f'If-Match: "{etag}"')
-        return HttpRequest(self._url_of(key), headers, size, self._options)
+        return HttpRequest(self._url_of(key), headers, size, self._options, answer)
 
     def _url_of(self, key: str) -> str:
         url = f"{self._url}/{quote(key, safe='/-_.~')}"

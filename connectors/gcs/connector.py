@@ -68,21 +68,21 @@ class GcsApi:
             "pageToken": token,
         }
         query = "&".join(f"{name}={quote(text, safe='')}" for name, text in pairs.items() if text)
-        return self._request(f"{self._objects}?{query}", (), LISTING_BYTES, is_limit=True)
+        return self._limited(f"{self._objects}?{query}", LISTING_BYTES)
 
     def stat(self, key: str) -> HttpRequest:
         url = f"{self._objects}/{quote(key, safe='')}?fields={replies.FIELDS}"
-        return self._request(url, (), STAT_BYTES, is_limit=True)
+        return self._limited(url, STAT_BYTES)
 
-    def get(self, key: str, offset: int, size: int, etag: str) -> HttpRequest:
-        url = f"{self._bytes}/{quote(key, safe='')}?alt=media&generation={quote(etag, safe='')}"
-        return self._request(url, (f"Range: bytes={offset}-{offset + size - 1}", _STORED), size)
-
-    def _request(
-        self, url: str, headers: Sequence[str], size: int, *, is_limit: bool = False
+    def get(
+        self, key: str, offset: int, size: int, etag: str, answer: Sequence[tuple[str, str]] = ()
     ) -> HttpRequest:
-        headers = (*self._headers, *headers)
-        return HttpRequest(url + self._project, headers, size, self._options, is_limit=is_limit)
+        url = f"{self._bytes}/{quote(key, safe='')}?alt=media&generation={quote(etag, safe='')}"
+        headers = (*self._headers, f"Range: bytes={offset}-{offset + size - 1}", _STORED)
+        return HttpRequest(url + self._project, headers, size, self._options, answer)
+
+    def _limited(self, url: str, size: int) -> HttpRequest:
+        return HttpRequest(url + self._project, self._headers, size, self._options, is_limit=True)
 
 
 class GcsStore:

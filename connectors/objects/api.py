@@ -9,20 +9,15 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
 from connectors.capabilities import Capabilities
 from connectors.fetch.request import Head, HttpRequest
+from connectors.objects.keyed import KeyedApi
 from connectors.s3.listing import Listing
 
 
-class ObjectApi(Protocol):
-    """Builds the requests to one container (a bucket), with the credentials of one moment."""
-
-    def list(self, prefix: str, token: str, most: int, delimiter: str = "") -> HttpRequest:
-        """Returns the request for a page of a listing. `token`: of the former page, or ""."""
+class ObjectApi(KeyedApi, Protocol):
+    """The requests of an `ObjectConnector`."""
 
     def stat(self, key: str) -> HttpRequest:
         """Returns the request for the metadata of an object."""
-
-    def get(self, key: str, offset: int, size: int, etag: str) -> HttpRequest:
-        """Returns the request for a range of exactly this version of an object."""
 
 
 class ObjectStore(Protocol):

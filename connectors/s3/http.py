@@ -58,12 +58,7 @@ class Requests:
         self._headers = tuple(headers)
 
     def get(
-        self,
-        key: str,
-        offset: int,
-        size: int,
-        etag: str,
-        answer: tuple[tuple[str, str], ...] = (),
+        self, key: str, offset: int, size: int, etag: str, answer: Sequence[tuple[str, str]] = ()
     ) -> HttpRequest:
         """Returns the request for a range of an object that has the etag; "": any."""
         headers = (*self._headers, f"Range: bytes={offset}-{offset + size - 1}")
@@ -71,15 +66,18 @@ class Requests:
             headers = (*headers, f'If-Match: "{etag}"')
         return HttpRequest(self._url_of(key), headers, size, self._options, answer)
 
-    def head(self, key: str) -> HttpRequest:
+    def stat(self, key: str) -> HttpRequest:
         """Returns the request for the headers of an object; of the bucket where the key is ""."""
         return HttpRequest(self._url_of(key), self._headers, 0, {**self._options, **_HEAD})
 
-    def listing(self, query: Mapping[str, str]) -> HttpRequest:
-        """Returns the request for a page of a listing."""
-        query = {"list-type": "2", "encoding-type": "url", **query}
-        pairs = (f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in query.items())
-        url = f"{self._url}?{'&'.join(sorted(pairs))}"
+    def list(self, prefix: str, token: str, most: int, delimiter: str = "") -> HttpRequest:
+        """Returns the request for a page of a listing. `token`: of the former page, or ""."""
+        query = {"list-type": "2", "encoding-type": "url", "prefix": prefix, "max-keys": str(most)}
+        if token:
+            query["continuation-token"] = token
+        if delimiter:
+            query["delimiter"] = delimiter
+        url = f"{self._url}?{_query_text(query)}"
         return HttpRequest(url, self._headers, LISTING_BYTES, self._options, is_limit=True)
 
     def write(
@@ -92,8 +90,7 @@ class Requests:
         data: bytes | memoryview = b"",
     ) -> HttpRequest:
         """Returns a request that changes the bucket; `data` is its body."""
-        pairs = (f"{n}={quote(v, safe=_QUERY_SAFE)}" for n, v in sorted((query or {}).items()))
-        url = f"{self._url_of(key)}?{'&'.join(pairs)}" if query else self._url_of(key)
+        url = f"{self._url_of(key)}?{_query_text(query)}" if query else self._url_of(key)
         options = {**self._options, pycurl.CUSTOMREQUEST: method}
         if method != "DELETE":
             options |= {pycurl.POSTFIELDSIZE_LARGE: len(data), pycurl.POSTFIELDS: bytes(data)}
@@ -103,6 +100,11 @@ class Requests:
 
     def _url_of(self, key: str) -> str:
         return f"{self._url}/{quote(key, safe=_KEY_SAFE)}" if key else self._url
+
+
+def _query_text(query: Mapping[str, str]) -> str:
+    """Returns the parameters in the order that a signature needs."""
+    return "&".join(f"{n}={quote(v, safe=_QUERY_SAFE)}" for n, v in sorted(query.items()))
 
 
 class S3Http(Sender):
@@ -133,7 +135,7 @@ class S3Http(Sender):
             return endpoint
         # Only AWS reports the region to an anonymous HEAD.
         keys = None if endpoint.aws else self._credentials.current()
-        asked = Requests(endpoint, keys, requester_pays=False).head("")
+        asked = Requests(endpoint, keys, requester_pays=False).stat("")
         reply = self._lanes.get(asked, f"s3://{self._bucket}")
         reply.close()
         region = reply.head.headers.get("x-amz-bucket-region", "").split(",")[0].strip()

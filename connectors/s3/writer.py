@@ -97,7 +97,7 @@ class S3Writer(S3Connector):
         """Returns the version of an object if it is of these parts. A store with etags of another
         kind (SSE-KMS) cannot decide."""
         try:
-            found = self._head(key)
+            found = self._stat(key)
             digests = b"".join(bytes.fromhex(etag.decode()) for etag in receipts)
         except (NotFound, ValueError):
             return None
@@ -124,12 +124,12 @@ class S3Writer(S3Connector):
             f'x-amz-copy-source-if-match: "{version.etag}"',
             *_conditions(expect),
         )
-        self._compare(self._head(self._key(source)), version, source)
+        self._compare(self._stat(self._key(source)), version, source)
         self._expect(key, expect, target)  # few servers read the conditions of a copy
         try:
             document, _ = self._write("PUT", key, expect, headers=headers)
         except (AlreadyExists, Stale):  # one status for both conditions
-            self._compare(self._head(self._key(source)), version, source)
+            self._compare(self._stat(self._key(source)), version, source)
             raise
         return self._written(key, clean_etag(_text(document, "ETag", self._shown(target))))
 
@@ -149,7 +149,7 @@ class S3Writer(S3Connector):
 
     def _remove_directory(self, path: bytes) -> None:
         marker = self._directory(path)
-        found = [key for key, _ in self._list({"prefix": marker, "max-keys": "2"}).objects]
+        found = [key for key, _ in self._list(marker, "", 2).objects]
         if not found:
             raise NotFound("no such directory", path=self._shown(path))
         if found != [marker]:
@@ -171,7 +171,7 @@ class S3Writer(S3Connector):
         if expect is ANY:
             return
         try:
-            found = self._head(key)
+            found = self._stat(key)
         except NotFound:
             if expect is ABSENT:
                 return
@@ -191,9 +191,8 @@ class S3Writer(S3Connector):
         data: bytes | memoryview = b"",
     ) -> tuple[bytes, str]:
         """Sends a request; returns the body and the etag of the reply."""
-        path = f"s3://{self._bucket}/{key}"
-        requests = self._http.requests()
-        request = requests.write(method, key, query=query, headers=headers, data=data)
+        path = f"{self._where}/{key}"
+        request = self._api().write(method, key, query=query, headers=headers, data=data)
         try:
             reply = self._http.send(request, path)
             document = bytes(read_whole_body(reply))
@@ -206,9 +205,9 @@ class S3Writer(S3Connector):
 
     def _written(self, key: str, etag: str) -> Fingerprint:
         """Returns the version that a write made."""
-        found = self._head(key)
+        found = self._stat(key)
         if found.etag != etag:
-            path = f"s3://{self._bucket}/{key}"
+            path = f"{self._where}/{key}"
             raise Stale("written, and replaced by another version since", path=path)
         return found
 

@@ -202,7 +202,7 @@ def source_and_replies(
     def request(token: str) -> HttpRequest:
         if raised:
             raise raised.pop()
-        return http.requests().listing({"continuation-token": token} if token else {})
+        return http.requests().list("", token, 1)
 
     server.script = pages
     yield PageReplies(http, request, "s3://bucket/", clock), clock, raised

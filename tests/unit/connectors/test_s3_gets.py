@@ -17,7 +17,8 @@ from botocore.credentials import Credentials
 
 from cachefs.core.model import Fingerprint, Kind
 from connectors.fetch.request import ignore_connections
-from connectors.s3.connector import REQUESTS_S, S3Connector
+from connectors.objects.keyed import API_KEPT_S
+from connectors.s3.connector import S3Connector
 from connectors.s3.http import S3Http
 from connectors.s3.options import S3Options
 from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, error, ranged
@@ -78,8 +79,8 @@ def test_listings_and_heads_are_signed_as_botocore_signs(server: ScriptedS3) -> 
     http = S3Http("bucket", S3Options(server.url, region="us-east-1"), ignore_connections)
     server.script = lambda _request: Answer()
     for text in ODD_KEYS + ["".join(rng.choices(ODD + "abc/", k=20)) for _ in range(20)]:
-        query = {"list-type": "2", "prefix": text, "continuation-token": text + "=="}
-        for request in (http.requests().listing(query), http.requests().head(text)):
+        requests = http.requests()
+        for request in (requests.list(text, text + "==", 1), requests.stat(text)):
             http.send(request, "path").close()
     assert {request.method for request in server.requests} == {"GET", "HEAD"}
     for request in server.requests:
@@ -163,7 +164,7 @@ def test_it_holds_for_a_while_and_until_a_failure(
     monkeypatch.setattr(source._turns, "_clock", lambda: now_s)
     read(source)
     assert source.ask(b"f", 0, FILE.size, FILE) is not None
-    now_s += REQUESTS_S + 0.1
+    now_s += API_KEPT_S + 0.1
     assert source.ask(b"f", 0, FILE.size, FILE) is None
     read(source)
     ask = source.ask(b"f", 0, FILE.size, FILE)
