@@ -109,6 +109,11 @@ class Rig:
         await self.look(*in_use)
         return sorted(self.mount.trees())
 
+    async def none_left(self) -> None:
+        """No view is left, once the trees of those that have ended are removed."""
+        await self.one.removed()
+        assert self.one.views.table(self.one.namespace).views == []
+
     def view(self, path: bytes) -> View:
         return self.one.view(path)
 
@@ -169,7 +174,7 @@ def test_auto_is_the_default(tmp_path: Path) -> None:
             assert await it.covered(b"") == [b""]
             await it.policy(b"", "never")
             assert await it.covered(b"") == []
-            assert it.one.views.table(it.one.namespace).views == []
+            await it.none_left()
             await it.check()
 
     run(script())
@@ -215,7 +220,7 @@ def test_a_change_uncovers_and_a_view_that_stays_incomplete_ends(tmp_path: Path)
             await it.one.sync(b"train")
             assert it.mount.trees() == {}
             await it.stuck()
-            assert it.one.views.table(it.one.namespace).views == []
+            await it.none_left()
             await it.check()
             await it.read(b"train")
             assert await it.covered(b"train") == [b"train"]  # after the pause
@@ -253,7 +258,7 @@ def test_a_view_without_mounts_ends(tmp_path: Path) -> None:
             await it.one.views.automatic.step()
             assert it.one.views.table(it.one.namespace).views
             await it.stuck()
-            assert it.one.views.table(it.one.namespace).views == []
+            await it.none_left()
 
     run(script())
 
@@ -266,7 +271,7 @@ def test_a_view_that_no_mount_can_show_ends(tmp_path: Path) -> None:
             await it.policy(b"train", "auto")
             assert await it.covered(b"train") == []
             await it.stuck()
-            assert it.one.views.table(it.one.namespace).views == []
+            await it.none_left()
             await it.check()
 
     run(script())
@@ -382,7 +387,7 @@ def test_a_cover_without_use_goes_without_a_request(tmp_path: Path) -> None:
             assert (view.uncovers, view.is_unused) == ({"unused": 1}, True)
             assert it.mount.trees() == {}
             await it.one.views.automatic.step()
-            assert it.one.views.table(it.one.namespace).views == []
+            await it.none_left()
             assert it.one.views.status()["uncovers"] == {"unused": 1}
             keys = [*it.one.tier.order.keys()]
             uses = [it.one.tier.order.last_use_s(key) for key in keys]
@@ -492,7 +497,7 @@ def test_where_use_cannot_be_seen_auto_covers_nothing(
             assert (train.state, train.covers) == ("impossible", 0)
             assert "max_user_watches" in train.reason
             await it.stuck()
-            assert it.one.views.table(it.one.namespace).views == []
+            await it.none_left()
             assert (await it.one.freeze(b"train")).state == "covered"
             await it.check()
 
