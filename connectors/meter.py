@@ -1,5 +1,5 @@
 """Counters of an origin: requests and seconds by verb, errors by code, body bytes, connections,
-handshakes.
+handshakes. What the requests say of the way to the origin is in `reach`.
 
 Verbs: check, stat, list_dir (once per page), read, and the methods of `connectors.writing.Writer`.
 A retry counts again. The seconds of a read are those until its first bytes plus those of its
@@ -21,6 +21,7 @@ from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
 from connectors.fetch.request import NO_NEW_CONNECTIONS, NOT_SENT, NewConnections, RangeRequest
+from connectors.reach import Reach
 
 T = TypeVar("T")
 
@@ -38,9 +39,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Thread-safe counters; several connectors may share one."""
+    """Thread-safe counters; several connectors of one origin may share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reach = Reach()
+        self._clock = clock
         # Re-entrant: garbage collection within a call here may close a body, which calls `made`.
         self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
@@ -57,6 +60,7 @@ class Meter:
             self._seconds[verb] += seconds
             if error:
                 self._errors[error] += 1
+        self._ended(error, seconds)
 
     def body(self, size_bytes: int, seconds: float, error: str = "") -> None:
         """Counts a chunk of a body, or its failure."""
@@ -65,6 +69,7 @@ class Meter:
             self._seconds["read"] += seconds
             if error:
                 self._errors[error] += 1
+        self._ended(error, seconds)
 
     def whole(self, size_bytes: int, seconds: float, error: str = "") -> None:
         """Counts a request with its whole body, or with the bytes received before an error."""
@@ -74,6 +79,11 @@ class Meter:
             self._body_bytes += size_bytes
             if error:
                 self._errors[error] += 1
+        self._ended(error, seconds)
+
+    def _ended(self, error: str, seconds: float) -> None:
+        now = self._clock()
+        self.reach.ended(error, now - seconds, now)
 
     def hidden(self, count: int) -> None:
         with self._lock:

@@ -191,6 +191,7 @@ def _cluster(status: Mapping[str, Any]) -> Iterator[Metric]:
         ("served_bytes", "Bytes sent to other workers.", serving["bytes"]),
         ("peer_requests", "Requests to other workers.", peers["requests"]),
         ("peer_failures", "Of these, those that failed.", peers["failures"]),
+        ("peer_cut_off", "Fills by workers that did not reach the origin.", peers["cut_off"]),
         ("peer_wrong_pages", "Pages of peers with a wrong checksum.", peers["wrong_pages"]),
         ("peer_hedges", "Requests to a second worker, as the first was slow.", peers["hedges"]),
         ("peer_fallbacks", "Reads of others' blocks from the origin.", peers["fallbacks"]),

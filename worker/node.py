@@ -199,6 +199,7 @@ class Node:
             self._ring,
             Handlers(self._drop, status, self._offered, exposition(status)),
             refresh=self._refresh,
+            reach=lambda origin: self._sources.reach(origin.ufs),
             authorize=self._proof.authorize,
             ssl_context=self._proof.server_ssl,
         )

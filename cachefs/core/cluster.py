@@ -76,8 +76,9 @@ BATCH_LIMIT: Final = 1000  # items of any list in a call
 # has the origin of the bytes and the replica count, so that a fill needs no call to the master.
 # 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more. Failures have a
 # body `Failure`: 404: not cached; 409: the receiver does not own the block in its view, whose
-# epoch is in EPOCH_HEADER; 410: Stale; 502: the origin failed; 503: too many requests; 507: no
-# room. A receiver whose view is older than `epoch` first gets the newest one.
+# epoch is in EPOCH_HEADER; 410: Stale; 422: an error that the origin replied, as it would to other
+# workers; 502: the receiver does not reach the origin, or not in time; 503: too many requests; 507:
+# no room. A receiver whose view is older than `epoch` first gets the newest one.
 DATA_PATH: Final = "/v1/data"
 CHECKSUMS_HEADER: Final = "X-CacheFS-Checksums"  # xxh3_64 of each page, 16 hex digits, ','
 ORIGIN_HEADER: Final = "X-CacheFS-Origin"  # base64 of msgpack of an `Origin`

@@ -19,7 +19,15 @@ import pytest
 
 from cachefs.core import access
 from cachefs.core import cluster as c
-from cachefs.core.errors import Unreachable
+from cachefs.core.errors import (
+    AccessDenied,
+    Archived,
+    CacheFSError,
+    OriginError,
+    Stale,
+    Throttled,
+    Unreachable,
+)
 from cachefs.core.messages import Done
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import Member
@@ -220,6 +228,118 @@ def test_an_owner_without_origin_is_no_end(tmp_path: Path) -> None:
             (reader,) = readers(cluster)
             cluster.rig.origin.script.fail("read", None, Unreachable("down"), times=3)
             assert await read(reader.worker, 1) == cluster.rig.data[1]
+
+    run(script())
+
+
+def cut_off(node: Node) -> None:
+    """As if nothing of the origin reached that node, for a while."""
+    now = time.monotonic()
+    node.reach.ended(Unreachable.code, now - 5.0, now)
+
+
+def test_an_owner_that_is_cut_off_is_passed_by_all_and_the_next_in_rank_fills(
+    tmp_path: Path,
+) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 4)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            owner = cluster.owner(1)
+            cut_off(owner)
+            assert owner.reach.may_try(time.monotonic()), "a request of before tries the way"
+            found = await asyncio.gather(*(read(node.worker, 1) for node in readers(cluster)))
+            assert found == 3 * [cluster.rig.data[1]]
+            assert cluster.body_bytes == SIZE, "once for all"
+            assert owner.worker.status()["origin_bytes"] == 0
+            assert sum(node.source.status()["cut_off"] for node in readers(cluster)) > 0
+            assert [node.source.status()["failures"] for node in readers(cluster)] == [0, 0, 0]
+
+    run(script())
+
+
+def test_an_owner_says_that_it_is_cut_off_while_its_fill_goes_on(tmp_path: Path) -> None:
+    """The reader's time is short."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            owner, (reader,) = cluster.owner(1), readers(cluster)
+            cluster.rig.origin.script.block("read")
+            reading = asyncio.ensure_future(read(reader.worker, 1))
+            await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+            cut_off(owner)
+            await until(lambda: reader.source.status()["fallbacks"] == 1)
+            assert owner.worker.status()["fills_in_flight"] == 1
+            cluster.rig.origin.script.unblock()
+            assert await reading == cluster.rig.data[1]
+            assert owner.server.status()["failed"] == 1
+
+    run(script())
+
+
+@pytest.mark.parametrize("error", [AccessDenied, Archived, OriginError])
+def test_what_the_origin_replies_to_the_owner_is_replied_to_the_reader(
+    tmp_path: Path, error: type[CacheFSError]
+) -> None:
+    """The origin is asked once, however many workers there are."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 4)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            cluster.rig.origin.script.fail("read", None, error("not this one"))
+            with pytest.raises(error, match="not this one"):
+                await read(readers(cluster)[0].worker, 1)
+            assert cluster.rig.origin.script.calls["read"] == 1
+
+    run(script())
+
+
+def test_a_refusal_is_passed_by_where_the_owner_has_read_nothing_lately(tmp_path: Path) -> None:
+    """Its credentials may be the wrong ones, and those of others the right ones."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 4)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            cluster.rig.origin.script.fail("read", None, AccessDenied("you may not"))
+            now = time.monotonic()
+            cluster.owner(1).reach.ended(AccessDenied.code, now, now)
+            assert await read(readers(cluster)[0].worker, 1) == cluster.rig.data[1]
+
+    run(script())
+
+
+def test_a_file_that_was_replaced_is_compared_by_its_owner_alone(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 4)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            cluster.rig.origin.put(b"dir/1", b"another version")
+            with pytest.raises(Stale):
+                await read(readers(cluster)[0].worker, 1)
+            assert cluster.rig.origin.script.calls["read"] == 1
+
+    run(script())
+
+
+def test_an_origin_that_throttles_is_asked_by_the_owner_alone(tmp_path: Path) -> None:
+    """Until the deadline of one fill, and no longer."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 4, origin_deadline_s=1.0)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            cluster.rig.origin.script.fail("read", None, Throttled("slow down"), times=1_000_000)
+            began = time.monotonic()
+            with pytest.raises(Throttled):
+                await read(readers(cluster)[0].worker, 1)
+            assert time.monotonic() - began < 5.0
+            asked = [node for node in cluster.nodes if node.server.status()["requests"]]
+            assert asked == [cluster.owner(1)]
+            assert [node.source.status()["fallbacks"] for node in readers(cluster)] == [0, 0, 0]
 
     run(script())
 

@@ -38,6 +38,7 @@ class Networks:
         self._subnet = f"10.{64 + os.getpid() % 128}.{number % 256}"
         self._count = count
         self._cuts: set[tuple[int, int]] = set()
+        self._cut_from_here: set[int] = set()
 
     @property
     def here(self) -> str:
@@ -95,8 +96,17 @@ class Networks:
                 where = [self.address(far), "lladdr", NOWHERE, "nud", "permanent", "dev", "eth0"]
                 ip("-n", self._name(one), "neigh", "replace", *where)
 
+    def cut_from_here(self, number: int) -> None:
+        """Nothing passes from a network to this process's own any more. It is told nothing."""
+        where = [self.here, "lladdr", NOWHERE, "nud", "permanent", "dev", "eth0"]
+        ip("-n", self._name(number), "neigh", "replace", *where)
+        self._cut_from_here.add(number)
+
     def heal(self) -> None:
         """Everything passes again."""
         for one, far in self._cuts:
             ip("-n", self._name(one), "neigh", "del", self.address(far), "dev", "eth0")
         self._cuts.clear()
+        for number in self._cut_from_here:
+            ip("-n", self._name(number), "neigh", "del", self.here, "dev", "eth0")
+        self._cut_from_here.clear()

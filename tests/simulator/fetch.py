@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.errors import CacheFSError, Unreachable
 from tests.simulator.network import Call
 from tests.simulator.origin import BAD, File, Page
 from worker.fill.source import NotHere, Purpose
@@ -105,7 +105,8 @@ class Fetch:
         self._troubled: set[str] = set()  # peers with whom something went, or had gone, wrong
         self._said_no: dict[str, int] = {}  # asked for which page a peer said so
         self._bodies: dict[Candidate, Data] = {}
-        self._origin_failed = self._is_refreshing = False
+        self._is_cut_off = self._is_refreshing = False
+        self._asked_origin_s = 0.0
         self._search: SourceSelection
 
     def start(self) -> None:
@@ -207,7 +208,7 @@ class Fetch:
 
         def answered(answer: object) -> None:
             if isinstance(answer, Data):
-                self._origin_failed |= answer.answer is Answer.ORIGIN_FAILED
+                self._is_cut_off |= answer.answer is Answer.CUT_OFF
                 if answer.answer is Answer.HAS_NOT:
                     self._said_no[candidate.peer] = data.first
                 self._bodies[candidate] = answer
@@ -252,7 +253,8 @@ class Fetch:
         node = self._node
         elsewhere = {peer for peer, page in self._said_no.items() if page != self._first}
         excused = self._troubled | elsewhere
-        if not self._origin_failed:
+        self._asked_origin_s = node.process.now_s
+        if not self._is_cut_off:
             node.world.check_use_of_origin(
                 node, self._file, self._first, self._candidates, excused, self._started_s
             )
@@ -267,13 +269,15 @@ class Fetch:
         )
 
     def _from_origin(self, found: list[Page] | CacheFSError) -> None:
+        code = found.code if isinstance(found, CacheFSError) else ""
+        self._node.reach.ended(code, self._asked_origin_s, self._node.process.now_s)
         if not isinstance(found, CacheFSError):
             for value in found:
                 self._on_page(self._first, value, False)
                 self._first += 1
             return self._finish(None)
         if self._node.process.now_s + ORIGIN_PAUSE_S >= self._until_s:
-            return self._finish(Unavailable("the origin failed"))
+            return self._finish(Unreachable("the origin is not there"))
         self._node.process.after(ORIGIN_PAUSE_S, self._again)
 
     def _again(self) -> None:

@@ -149,6 +149,8 @@ class History:
         weather.loss = weather.twice = world.garbling = 0.0
         world.network.heal()
         world.origin.down_until_s = min(world.origin.down_until_s, world.schedule.now_s)
+        for host, until_s in world.origin.cut_until_s.items():
+            world.origin.cut_until_s[host] = min(until_s, world.schedule.now_s)
         world.origin.latency_s = ORIGIN_S
         world.master.start()
 
@@ -176,8 +178,9 @@ class History:
             steps += [
                 (0.8, self._crash), (1, self._restart), (0.6, self._stop), (0.6, self._cut),
                 (0.6, self._heal), (0.4, self._crash_master), (1, self._start_master),
-                (0.3, self._origin_down), (0.5, self._flip), (0.4, self._slow),
-                (0.3, self._slow_disk), (0.3, self._slow_origin), (0.2, self._lose_disk),
+                (0.3, self._origin_down), (0.5, self._cut_from_origin), (0.5, self._flip),
+                (0.4, self._slow), (0.3, self._slow_disk), (0.3, self._slow_origin),
+                (0.2, self._lose_disk),
             ]  # fmt: skip
         return steps
 
@@ -326,6 +329,13 @@ class History:
         for_s = self.random.choice([1.0, 10.0])
         self.world.fault(f"the origin is down for {for_s} s")
         self.world.origin.down_until_s = self.world.schedule.now_s + for_s
+
+    def _cut_from_origin(self) -> None:
+        host = self._host()
+        if host is not None:
+            for_s = self.random.choice([3.0, 30.0])
+            self.world.fault(f"{host.id} does not reach the origin for {for_s} s")
+            self.world.origin.cut_until_s[host.id] = self.world.schedule.now_s + for_s
 
     def _flip(self) -> None:
         """A page that nobody reads just now has other bytes on the disk."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from cachefs.core.pages import page_count, range_bytes
 from tests.simulator.schedule import Process
@@ -47,7 +47,7 @@ class Read(NamedTuple):
 
 
 class Origin:
-    """`down_until_s`: it answers errors."""
+    """`down_until_s`: nobody reaches it. `cut_until_s`: by host, that one does not."""
 
     def __init__(self, random: random.Random, files: list[File]) -> None:
         self.by_ino = {file.ino: file for file in files}
@@ -55,10 +55,11 @@ class Origin:
         self.reads: dict[Page, list[Read]] = {}
         self.latency_s = ORIGIN_S
         self.down_until_s = 0.0
+        self.cut_until_s: dict[str, float] = {}
         self._random = random
 
-    def is_down(self, now_s: float) -> bool:
-        return now_s < self.down_until_s
+    def away_until_s(self, host: str) -> float:
+        return max(self.down_until_s, self.cut_until_s.get(host, 0.0))
 
     def read(
         self,
@@ -74,8 +75,8 @@ class Origin:
         delay_s = self.latency_s * (0.5 + self._random.random()) + 0.002 * (end - first)
 
         def answer() -> None:
-            if self.is_down(process.now_s):
-                return done(Unavailable("the origin is down"))
+            if process.now_s < self.away_until_s(process.host):
+                return done(Unreachable("the origin is not there"))
             found = [(file.key, page) for page in range(first, end)]
             for page in found:
                 read = Read(began_s, process.now_s, up_to_date, page[1] == first)

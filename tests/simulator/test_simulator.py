@@ -7,11 +7,13 @@ import random
 import pytest
 
 from cachefs.core.errors import DeadlineExceeded, Unreachable
+from cachefs.core.placement import Placement
 from tests.simulator.failures import first_failure
 from tests.simulator.history import History, run, sort_of
 from tests.simulator.network import Done, Network
-from tests.simulator.origin import BAD
+from tests.simulator.origin import BAD, make_file
 from tests.simulator.schedule import Process, Schedule
+from tests.simulator.world import World
 from worker.migration.sender import MigrationSender
 from worker.peers.source_selection import SourceSelection
 
@@ -59,6 +61,30 @@ def test_nodes_that_wait_for_each_other_are_seen(monkeypatch: pytest.MonkeyPatch
 def test_an_eviction_without_permission_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulator.master.MasterHost.is_protected", lambda self, key: False)
     assert "protects was evicted" in first_failure(run, range(1, 200, 4))
+
+
+def test_readers_pass_by_an_owner_that_does_not_reach_the_origin() -> None:
+    """At once after a second, all by way of the next in rank; the owner is asked again later."""
+    files = [make_file(ino, 110_000) for ino in range(2, 40)]
+    world = World(5, files, calm=False, migration_bytes_per_s=1e9)
+    world.master.start()
+    hosts = [world.add(f"w{n}", 1.0, [1 << 30], "fill") for n in range(4)]
+    world.schedule.run(10.0)
+    placement = Placement(world.master.view().members)
+    owned = [file for file in files if placement.owners(file.ino, 0, 1)[0].id == hosts[0].id]
+    world.origin.cut_until_s[hosts[0].id] = 100.0
+    for file in owned[:-1]:
+        for host in hosts[1:]:
+            world.read(host, file, 0, 1)
+        world.schedule.run(world.schedule.now_s + 5.0)
+    assert (world.counts.reads, world.counts.failed) == (3 * len(owned[:-1]), 0)
+    assert world.counts.longest_s < 2.0
+    assert {len(world.origin.reads[file.key, 0]) for file in owned[:-1]} == {1}
+    world.schedule.run(110.0)
+    for host in hosts[1:]:
+        world.read(host, owned[-1], 0, 1)
+    world.schedule.run(120.0)
+    assert 0 in hosts[0].disk.pages[owned[-1].key], "it fills again"
 
 
 def test_the_failing_seed_and_its_story_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

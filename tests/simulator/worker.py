@@ -13,6 +13,7 @@ from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unreachable
 from cachefs.core.messages import Done
 from cachefs.core.pages import split
 from cachefs.core.placement import Member, View
+from connectors.reach import Reach
 from tests.simulator import master
 from tests.simulator.cache import MAKES_ROOM, Cache, Disk
 from tests.simulator.fetch import PIECE_PAGES, Data, Doubt, Fetch, GetData
@@ -30,6 +31,7 @@ from worker.migration import events as mv
 from worker.migration.decisions import MigrationDecisions
 from worker.peers.ownership_map import OwnershipMap
 from worker.peers.peer_health import PeerHealth
+from worker.peers.server import LOOK_S
 from worker.peers.source import Holders
 from worker.peers.source_selection import Answer, Candidate, RequestMode
 
@@ -135,6 +137,19 @@ class Piece:
             waiter(page, value, error)
 
 
+class Once:
+    """A reply that is sent once, whatever is said later."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self.is_over = False
+
+    def reply(self, answer: object) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._reply(answer)
+
+
 class OnItsWay(NotHere):
     """A reader here waits for peers to bring it: nothing for a peer to wait for."""
 
@@ -163,6 +178,7 @@ class WorkerServer:
         self.known: dict[bytes, int] = {}  # the same, for what is cached
         self.holders = Holders()
         self.peers = PeerHealth()
+        self.reach = Reach()
         self.migration = MigrationDecisions(host.id, bytes_per_s=world.migration_bytes_per_s)
         self.cache = Cache(
             host.disk, world.origin, host.limits_bytes, self._owns_first, admission=host.admission
@@ -477,14 +493,27 @@ class WorkerServer:
         most = data.replicas - (data.way is not RequestMode.NEXT)
         if rank != 0 and not (0 < rank <= most and data.epoch == self.view.epoch):
             return reply(Data(Answer.NOT_OWNER))
-        file = self.world.origin.by_key[data.key]
+        if not self.reach.may_try(self.process.now_s):
+            return reply(Data(Answer.CUT_OFF))
+        self._fill_for(data, Once(reply))
+
+    def _watch(self, once: Once) -> None:
+        """Tells who waits for a fill that this worker does not reach the origin."""
+        if self.reach.is_cut(self.process.now_s):
+            once.reply(Data(Answer.CUT_OFF))
+        elif not once.is_over:
+            self.process.after(LOOK_S, lambda: self._watch(once))
+
+    def _fill_for(self, data: GetData, once: Once) -> None:
+        file, reply = self.world.origin.by_key[data.key], once.reply
+        self._watch(once)
 
         def got(found: Bytes | CacheFSError) -> None:
             if isinstance(found, OnItsWay):
                 body = self._here(data)
                 return reply(Data(Answer.HAS if body else Answer.HAS_NOT, body, False))
             if isinstance(found, CacheFSError):
-                return reply(Data(Answer.ORIGIN_FAILED))
+                return reply(Data(Answer.CUT_OFF))
             pages = range(data.first, data.end)
             reply(Data(Answer.HAS, tuple((found[p], (data.key, p)) for p in pages), False))
 

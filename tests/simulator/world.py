@@ -1,6 +1,7 @@
 """The whole of one history: hosts, files, readers, and what must hold whatever happens.
 
-- a read gets the right bytes, or an error that something explains, within its deadline;
+- a read gets the right bytes, or an error that something explains, within its deadline: its own
+  node did not reach the origin;
 - no cache is above its limit, and nothing goes that the master did not allow to go;
 - all views of one epoch have the same owners;
 - nothing comes from the origin while a peer that is known to have it could have given it.
@@ -151,7 +152,7 @@ class World:
         self._check_deadline(reading)
         if isinstance(found, CacheFSError):
             self.counts.failed += 1
-            was_down = self.origin.down_until_s >= reading.since_s
+            was_down = self.origin.away_until_s(reading.server.host.id) >= reading.since_s
             assert was_down, f"a read failed, but the origin was there: {found}"
             return
         key, (first, end) = reading.file.key, reading.pages

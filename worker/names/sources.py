@@ -21,6 +21,7 @@ from cachefs.core.services import MetadataService
 from cachefs.core.two_generation_map import TwoGenerationMap
 from connectors.base import Connector
 from connectors.meter import Meter
+from connectors.reach import Reach
 from worker.membership.master_client import MasterClient, MasterUnreachable
 from worker.names.lazy_connector import LazyConnector
 from worker.names.namespace import RemoteNamespace
@@ -201,7 +202,7 @@ class ClusterSources:
         former = self._made.get((namespace, ufs))
         if former is not None and former[0] == spec:
             return former[1]
-        connector = self._open_connector(spec, self._meters.setdefault(ufs, Meter()))
+        connector = self._open_connector(spec, self._meter(ufs))
         self._made[namespace, ufs] = spec, connector
         if former is not None:
             log.info("the options of source %s changed", spec.url)
@@ -209,6 +210,14 @@ class ClusterSources:
             if len(self._retired) > MAX_RETIRED:
                 self._retired.pop(0).close()
         return connector
+
+    def _meter(self, ufs: str) -> Meter:
+        return self._meters.setdefault(ufs, Meter())
+
+    def reach(self, ufs: str) -> Reach:
+        """Returns the way from this node to the origin of a source."""
+        known = self._meters.get(ufs)
+        return known.reach if known is not None else Reach()  # no request was sent yet
 
     def status(self) -> list[dict[str, Any]]:
         """Returns plain values, one row per namespace."""

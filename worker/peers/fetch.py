@@ -24,12 +24,14 @@ from worker.peers.peer_health import PeerHealth
 from worker.peers.source_selection import (
     TIMES,
     Action,
+    Answer,
     Answered,
     Ask,
     BodyFailed,
     Candidate,
     Close,
     Event,
+    Fail,
     Failed,
     GiveUp,
     Refresh,
@@ -54,6 +56,7 @@ class PeerCounters:
     failures: int = 0
     hedges: int = 0  # requests to a second peer because the first was slow
     wrong_pages: int = 0
+    cut_off: int = 0  # fills that a peer did not do, as it did not reach the origin
     refreshes: int = 0
     fallbacks: int = 0  # reads with candidate peers that fell back to the origin
 
@@ -100,11 +103,13 @@ class PeerFetch:
         )
         self._wanted = WantedPages(origin, (0, 0))
         self._exchanges: dict[Candidate, PageRequest] = {}
+        self._refusal: CacheFSError | None = None
         self._is_aborted = False
 
     def find(self, pages: PageRange, event: Event = Tick()) -> PageRequest | None:  # noqa: B008
         """Returns the reply with the first of these pages; None if the origin is next. `event`
-        reports the end of the former reply. Raises NotHere, and Interrupted after `abort`."""
+        reports the end of the former reply. Raises NotHere, an error that the origin replied to a
+        peer, and Interrupted after `abort`."""
         self._wanted = WantedPages(self._origin, pages)
         events: list[Event] = [event]
         while True:
@@ -115,6 +120,9 @@ class PeerFetch:
                     return None
                 if isinstance(action, GiveUp):
                     raise NotHere("no peer has the pages")
+                if isinstance(action, Fail):
+                    assert self._refusal is not None
+                    raise self._refusal
                 self._do(action, events)
             if not events:
                 events = self._wait()
@@ -133,6 +141,7 @@ class PeerFetch:
         counters, peers = self._shared.counters, self._shared.peers
         for event in events:
             counters.wrong_pages += isinstance(event, BodyFailed) and event.wrong
+            counters.cut_off += isinstance(event, Answered) and event.answer is Answer.CUT_OFF
         counters.failures = peers.failures
         for peer in peers.take_new_failures():
             log.warning("worker %s does not reply: its pages are read elsewhere for now", peer)
@@ -199,6 +208,7 @@ class PeerFetch:
         except OSError as err:
             return self._lost(candidate, err, events)
         if answer is not None:
+            self._refusal = exchange.refusal or self._refusal
             events.append(Answered(candidate, answer, exchange.at_once))
             if exchange.is_over:
                 self._exchanges.pop(candidate).close()

@@ -11,6 +11,8 @@ import msgspec
 import xxhash
 
 from cachefs.core import cluster as c
+from cachefs.core.errors import CacheFSError, ProtocolError
+from cachefs.core.messages import Failure, error_of
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageRange, range_bytes
 from worker.peers.connections import BadAnswer, ClosedBefore, Connection, Connections, Head
@@ -23,8 +25,10 @@ _WAYS: Final = {RequestMode.HAVE: "&have=1", RequestMode.FILL: "", RequestMode.N
 _ANSWERS: Final = {
     200: Answer.HAS,
     409: Answer.NOT_OWNER,
-    502: Answer.ORIGIN_FAILED,
-    504: Answer.ORIGIN_FAILED,
+    410: Answer.REFUSED,
+    422: Answer.REFUSED,
+    502: Answer.CUT_OFF,
+    504: Answer.CUT_OFF,
 }
 _CHECKSUMS: Final = c.CHECKSUMS_HEADER.lower()
 _SOURCE: Final = c.SOURCE_HEADER.lower()
@@ -54,6 +58,7 @@ class PageRequest:
     ) -> None:
         self.candidate = candidate
         self.at_once = True  # the peer had the bytes in its cache
+        self.refusal: CacheFSError | None = None  # the origin's, after `REFUSED`
         self._connections = connections
         self._headers = headers
         self._connection: Connection | None = None
@@ -141,7 +146,9 @@ class PageRequest:
             return self.close()
         body = bytearray(head.length)
         connection.read_into(memoryview(body))
-        if head.status not in (404, 409):
+        if _ANSWERS.get(head.status) is Answer.REFUSED:
+            self.refusal = _refusal(body)
+        elif head.status not in (404, 409):
             log.debug("%s: %d %r", self.candidate.url, head.status, bytes(body[:200]))
         self._end(head)
 
@@ -183,3 +190,14 @@ class PageRequest:
         connection = self._connection
         if connection is not None:
             connection.shut()
+
+
+def _refusal(body: bytes | bytearray) -> CacheFSError:
+    """Returns the error in a reply. Raises BadAnswer."""
+    try:
+        failure = c.decode_answer(body)
+    except ProtocolError as err:
+        raise BadAnswer("the reply names no error") from err
+    if not isinstance(failure, Failure):
+        raise BadAnswer("the reply names no error")
+    return error_of(failure)

@@ -14,7 +14,7 @@ from typing import Final
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 TRY_S: Final = 5.0  # the time in which no other read probes a failed peer
-SLOW_ORIGIN_S: Final = 5.0  # a faster failure of an origin is not counted: it costs little
+SLOW_ORIGIN_S: Final = 8.0  # a faster failure of an origin is not counted: it costs little
 ORIGIN_PAUSE_S: Final = 30.0
 LONGEST_ORIGIN_PAUSE_S: Final = 240.0
 WRONG_S: Final = 60.0

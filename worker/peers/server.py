@@ -8,16 +8,15 @@ in flight, in total and for each address.
 from __future__ import annotations
 
 import asyncio
-import base64
 import collections
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from aiohttp import ClientPayloadError, web
 
 from cachefs.core import access
@@ -25,17 +24,20 @@ from cachefs.core import cluster as c
 from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.errors import (
     AccessDenied,
+    BadBody,
     CacheFSError,
     DeadlineExceeded,
     NoSpace,
     NotFound,
+    OriginError,
     ProtocolError,
     Stale,
     Throttled,
+    Unavailable,
+    Unreachable,
 )
 from cachefs.core.messages import Done, failure_of
-from cachefs.core.model import PAGE_BYTES, ContentId, Origin
-from cachefs.core.placement import BLOCK_BYTES
+from cachefs.core.model import ContentId, Origin
 from cachefs.network.guard import (
     CALL_TYPE,
     Authorize,
@@ -44,11 +46,14 @@ from cachefs.network.guard import (
     GuardedSite,
     RefusedRequest,
 )
+from connectors.reach import Reach
 from worker.fill.source import NotHere
+from worker.peers.asked import DATA_PREFIX, Asked, check_pages, content_of, parse_asked
 from worker.peers.page_check import wrong_pages
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
 from worker.runtime.process_limits import descriptors
+from worker.stats.by_path import url_of
 
 if TYPE_CHECKING:
     from worker.cache.peer_reads import Pages
@@ -60,14 +65,15 @@ log = logging.getLogger(__name__)
 MOST_REQUESTS: Final = 512
 MOST_OF_ONE: Final = 256  # of one address
 PROVIDE_S: Final = 40.0
+LOOK_S: Final = 0.25  # between looks at the way to the origin while a fill waits for it
 BODY_S: Final = 20.0  # for the body of a call
 IDLE_S: Final = 75.0  # the timeout of an idle connection
 STOP_S: Final = 2.0
 MOST_BLOCK: Final = 0xFFFFFFFF  # the number of a block, see `cachefs.core.placement`
 
-_DATA_PATH: Final = c.DATA_PATH + "/"
-_origins: Final = msgspec.msgpack.Decoder(Origin)
-
+# Errors that the origin itself replied. All others are this worker's: it does not reach the origin,
+# has no valid credentials, or is busy.
+_REPLIES: Final = (AccessDenied, BadBody, NotFound, OriginError, Throttled, Unavailable)
 _STATUS: Final[dict[type[CacheFSError], int]] = {
     ProtocolError: 400,
     AccessDenied: 403,
@@ -84,31 +90,26 @@ class NotOwner(CacheFSError):
     code = "not-owner"
 
 
-class OriginFailed(CacheFSError):
-    """The fill for a peer failed; `inner` is the cause."""
+class FillFailed(CacheFSError):
+    """The fill for a peer failed; `inner` is the cause. The peer may succeed."""
 
-    code = "origin-failed"
+    code = "fill-failed"
+    status = 502
 
     def __init__(self, inner: CacheFSError) -> None:
         super().__init__(inner.cause)
         self.inner = inner
 
 
-class Asked(NamedTuple):
-    """A peer's request for pages of one block."""
+class OriginRefused(FillFailed):
+    """The origin's reply was an error. The peer would get the same one."""
 
-    content: ContentId
-    origin: Origin | None  # None with `have`
-    first: int
-    end: int
-    epoch: int
-    have: bool
-    next: bool
-    worker: str  # the intended receiver; "": not sent
+    code = "origin-refused"
+    status = 422
 
-    @property
-    def block(self) -> int:
-        return self.first * PAGE_BYTES // BLOCK_BYTES
+
+def _unwatched(origin: Origin) -> Reach:
+    return Reach()
 
 
 async def _nothing(offer: c.Offer) -> None:
@@ -141,9 +142,10 @@ class ServerCounters:
 
 
 class PeerServer:
-    """The server, from `start` to `stop`. `refresh` updates the ring to the newest view.
-    `authorize` returns the caller for an `Authorization` header, or raises AccessDenied. None:
-    processes of this user and of root may make all calls."""
+    """The server, from `start` to `stop`. `refresh` updates the ring to the newest view. `reach`
+    returns the way from this node to an origin. `authorize` returns the caller for an
+    `Authorization` header, or raises AccessDenied. None: processes of this user and of root may
+    make all calls."""
 
     def __init__(
         self,
@@ -152,6 +154,7 @@ class PeerServer:
         handlers: Handlers,
         *,
         refresh: Callable[[], Awaitable[object]],
+        reach: Callable[[Origin], Reach] = _unwatched,
         authorize: Authorize | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -160,6 +163,7 @@ class PeerServer:
         self._ring = ring
         self._handlers = handlers
         self._refresh = refresh
+        self._reach = reach
         self._authorize = authorize
         self._ssl_context = ssl_context
         self._in_flight: collections.Counter[str] = collections.Counter()
@@ -200,7 +204,7 @@ class PeerServer:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path, is_get = request.path, request.method == "GET"
-        if path.startswith(_DATA_PATH) and is_get:
+        if path.startswith(DATA_PREFIX) and is_get:
             return await self._data(request)
         if path == c.CALL_PATH and request.method == "POST":
             return await self._call(request)
@@ -227,7 +231,7 @@ class PeerServer:
             with self._slot(request):
                 if not self._guard.caller(request).may_join:
                     raise AccessDenied("this token is not a worker's")
-                asked = _asked(request)
+                asked = parse_asked(request)
                 pages, record_cached = await self._find(asked)
                 return await self._send(request, pages, record_cached=record_cached)
         except CacheFSError as err:
@@ -265,18 +269,57 @@ class PeerServer:
         if asked.origin is None:
             raise ProtocolError(f"{c.ORIGIN_HEADER} is missing")
         await self._check_owner(asked, asked.origin.rule.owners)
-        work = self._cache.provide(asked.origin, asked.first, asked.end, asked.epoch)
         try:
-            async with asyncio.timeout(PROVIDE_S):
-                return await work, False
-        except TimeoutError as err:
-            raise OriginFailed(DeadlineExceeded("the fill took too long")) from err
+            return await self._provided(asked, asked.origin), False
         except NotHere as err:
             raise NotFound(err.cause) from err
-        except (NoSpace, Stale):
+        except (NoSpace, Stale, FillFailed):
             raise
         except CacheFSError as err:
-            raise OriginFailed(err) from err
+            raise self._failed(asked.origin, err) from err
+
+    def _failed(self, origin: Origin, error: CacheFSError) -> FillFailed:
+        """Returns the failure of a fill. A file that this worker may not read is a reply to all
+        workers only if this one may read others."""
+        is_mine = isinstance(error, AccessDenied) and self._reach(origin).is_in_doubt
+        if isinstance(error, _REPLIES) and not is_mine:
+            return OriginRefused(error)
+        return FillFailed(error)
+
+    async def _provided(self, asked: Asked, origin: Origin) -> Pages:
+        """Returns pages that are filled if necessary. Raises FillFailed, before the fill ends, if
+        this worker does not reach the origin: the peer's time is short. The fill continues."""
+        if not self._reach(origin).may_try(time.monotonic()):
+            raise _cut(origin)
+        try:
+            async with asyncio.timeout(PROVIDE_S) as limit:
+                with self._watched(origin, limit):
+                    return await self._cache.provide(origin, asked.first, asked.end, asked.epoch)
+        except TimeoutError as err:
+            if self._is_cut(origin):
+                raise _cut(origin) from err
+            raise FillFailed(DeadlineExceeded("the fill took too long")) from err
+
+    @contextlib.contextmanager
+    def _watched(self, origin: Origin, limit: asyncio.Timeout) -> Iterator[None]:
+        """Ends `limit` as soon as this worker does not reach the origin."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(LOOK_S, lambda: look())
+
+        def look() -> None:
+            nonlocal timer
+            if not self._is_cut(origin):
+                timer = loop.call_later(LOOK_S, look)
+            elif not limit.expired():
+                limit.reschedule(loop.time())
+
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _is_cut(self, origin: Origin) -> bool:
+        return self._reach(origin).is_cut(time.monotonic())
 
     async def _check_owner(self, asked: Asked, replicas: int) -> None:
         """Raises NotOwner unless this worker may fill for the peer. The primary owner waits for no
@@ -312,7 +355,7 @@ class PeerServer:
         match call:
             case c.Have(contents):
                 _bounded(contents)
-                return await self._cache.had([_content(key).key for key in contents])
+                return await self._cache.had([content_of(key).key for key in contents])
             case c.Offer():
                 _check_blocks(call.blocks)
                 await self._handlers.offer(call)
@@ -321,14 +364,14 @@ class PeerServer:
                 if not caller.may_join:
                     raise AccessDenied("this token is not a worker's")
                 await self._cache.doubt(
-                    _content(content).key, [page for page in pages if page >= 0]
+                    content_of(content).key, [page for page in pages if page >= 0]
                 )
                 return Done()
             case c.Verify(content, first, end):
-                return await self._verify(_content(content).key, first, end)
+                return await self._verify(content_of(content).key, first, end)
             case c.Drop(contents):
                 _bounded(contents)
-                return await self._handlers.drop([_content(key) for key in contents])
+                return await self._handlers.drop([content_of(key) for key in contents])
             case c.WorkerStatus():
                 return c.WorkerStatusReply(self._handlers.status())
             case _:
@@ -336,7 +379,7 @@ class PeerServer:
 
     async def _verify(self, key: bytes, first: int, end: int) -> c.Verified:
         """Compares cached pages with their checksums. Raises NotFound, ProtocolError."""
-        _check_pages(first, end)
+        check_pages(first, end)
         found = await self._cache.here(key, first, end)
         if found is None:
             raise NotFound("the pages are not cached here")
@@ -383,8 +426,8 @@ class PeerServer:
         if isinstance(err, NotOwner):
             status = 409
             counters.not_owner += 1
-        elif isinstance(err, OriginFailed):
-            status, shown = 502, err.inner
+        elif isinstance(err, FillFailed):
+            status, shown = err.status, err.inner
             counters.failed += 1
         else:
             status = err.status if isinstance(err, RefusedRequest) else _STATUS.get(type(err), 500)
@@ -394,6 +437,10 @@ class PeerServer:
         return web.Response(
             status=status, body=c.encode(failure_of(shown)), content_type=CALL_TYPE, headers=headers
         )
+
+
+def _cut(origin: Origin) -> FillFailed:
+    return FillFailed(Unreachable(f"this worker does not reach {url_of(origin)}"))
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -412,41 +459,6 @@ async def _body(request: web.BaseRequest) -> bytes:
     return bytes(body)
 
 
-def _asked(request: web.BaseRequest) -> Asked:
-    """Parses a request for pages. Raises ProtocolError."""
-    query = request.query
-    try:
-        content = ContentId.parse(request.path.removeprefix(_DATA_PATH))
-        first, end = int(query["first"]), int(query["end"])
-        epoch = int(query.get("epoch", "-1"))
-    except (KeyError, ValueError) as err:
-        raise ProtocolError(f"not a request for pages: {err}") from err
-    have, stands_in = query.get("have") == "1", query.get("next") == "1"
-    origin = _origin(request, content, first)
-    worker = query.get("worker", "")
-    asked = Asked(content, origin, first, end, epoch, have, stands_in, worker)
-    _check_pages(first, end)
-    if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:
-        raise ProtocolError(f"pages {first} to {end} are not of one block")
-    return asked
-
-
-def _origin(request: web.BaseRequest, content: ContentId, first: int) -> Origin | None:
-    """Parses the header with the origin. Raises ProtocolError."""
-    header = request.headers.get(c.ORIGIN_HEADER)
-    if header is None:
-        return None
-    try:
-        origin = _origins.decode(base64.b64decode(header, validate=True))
-    except (ValueError, msgspec.DecodeError, RecursionError) as err:
-        raise ProtocolError(f"{c.ORIGIN_HEADER}: {err}") from err
-    if first * PAGE_BYTES >= origin.size:
-        raise ProtocolError(f"page {first} is beyond the file")
-    if origin.content != content:
-        raise ProtocolError(f"{c.ORIGIN_HEADER} is of another content")
-    return origin
-
-
 def _bounded(items: list[Any]) -> None:
     if len(items) > c.BATCH_LIMIT:
         raise ProtocolError(f"more than {c.BATCH_LIMIT} items in one call")
@@ -456,19 +468,6 @@ def _check_blocks(blocks: list[tuple[bytes, int]]) -> None:
     """Validates the blocks of an offer. Raises ProtocolError."""
     _bounded(blocks)
     for key, block in blocks:
-        _content(key)
+        content_of(key)
         if not 0 <= block <= MOST_BLOCK:
             raise ProtocolError(f"block {block} is out of range")
-
-
-def _check_pages(first: int, end: int) -> None:
-    """Validates a range of pages. Raises ProtocolError."""
-    if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
-        raise ProtocolError(f"pages {first} to {end} are not a valid range for one request")
-
-
-def _content(key: bytes) -> ContentId:
-    try:
-        return ContentId.of_key(key)
-    except ValueError as err:
-        raise ProtocolError(str(err)) from err

@@ -3,7 +3,9 @@ up. Pure.
 
 A peer that fills (`FILL`, `NEXT`) may take as long as the origin. A `HAVE` request on another
 connection probes whether it is alive. A slow peer is hedged by one other peer that may have the
-pages. The origin is never a hedge: it is used when no peer is left.
+pages. The origin is never a hedge: it is used when no peer is left. A peer that does not reach the
+origin is followed by the next candidate, as if it did not reply. After an error that the origin
+replied to a peer, only cached pages are requested: other fills would only repeat the request.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final, NamedTuple
 
 from cachefs.core.placement import Member, Placement
 from worker.fill.source import Purpose
-from worker.peers.peer_health import PeerHealth
+from worker.peers.peer_health import SLOW_ORIGIN_S, PeerHealth
 
 
 class RequestMode(enum.Enum):
@@ -37,7 +39,8 @@ class Answer(enum.Enum):
     HAS = "has"  # a body follows
     HAS_NOT = "has not"  # the pages are not cached there
     NOT_OWNER = "not owner"  # in the peer's view, which differs from this node's
-    ORIGIN_FAILED = "origin failed"  # the peer's fill failed
+    CUT_OFF = "cut off"  # the peer does not reach the origin, or not in time
+    REFUSED = "refused"  # by the origin, whose reply this node would get as well
 
 
 class Times(NamedTuple):
@@ -116,7 +119,11 @@ class GiveUp(NamedTuple):
     """No peer has the pages, and the origin must not be used."""
 
 
-Action = Ask | Close | Take | Refresh | UseOrigin | GiveUp
+class Fail(NamedTuple):
+    """No peer has the pages, and the origin replied an error to one: the read ends with that."""
+
+
+Action = Ask | Close | Take | Refresh | UseOrigin | GiveUp | Fail
 
 NEVER_S: Final = float("inf")
 
@@ -178,7 +185,7 @@ class SourceSelection:
         self._hedge_at_s = NEVER_S
         self._taken: Candidate | None = None
         self._given_up: set[tuple[str, str]] = set()  # (peer, url)
-        self._has_hedged = self._has_refreshed = self._has_ended = False
+        self._has_hedged = self._has_refreshed = self._has_ended = self._is_refused = False
 
     @property
     def wake_at_s(self) -> float:
@@ -223,9 +230,15 @@ class SourceSelection:
             case Answer.NOT_OWNER if not self._has_refreshed:
                 self._has_refreshed = True
                 return [*self._close_all(), Refresh()]
-            case Answer.ORIGIN_FAILED:
+            case Answer.REFUSED:
                 self._peers.origin_failed(candidate.peer, now - since_s, now)
-                return [*self._close_all(), self._end()]
+                self._is_refused = True
+            case Answer.CUT_OFF:
+                self._peers.origin_failed(candidate.peer, now - since_s, now)
+                if (
+                    now - since_s >= SLOW_ORIGIN_S
+                ):  # too little time is left for another peer's fill
+                    return [*self._close_all(), self._end()]
         if candidate == self._probe:
             self._probe = None
             self._probe_at_s = now + self._times.probe_after_s
@@ -279,6 +292,8 @@ class SourceSelection:
         self._probe_at_s = self._hedge_at_s = NEVER_S
         while self._left:
             candidate = self._left.popleft()
+            if self._is_refused and candidate.way is not RequestMode.HAVE:
+                continue
             if self._peers.take(candidate.peer, self._content, now):
                 if candidate.way is not RequestMode.HAVE and not self._peers.may_request_fill(
                     candidate.peer, now
@@ -294,7 +309,9 @@ class SourceSelection:
 
     def _end(self) -> Action:
         self._has_ended = True
-        return UseOrigin() if self._may_ask_origin else GiveUp()
+        if not self._may_ask_origin:
+            return GiveUp()
+        return Fail() if self._is_refused else UseOrigin()
 
     def _close_all(self) -> list[Action]:
         closed: list[Action] = [Close(one) for one in self._asked]

@@ -15,6 +15,7 @@ from cachefs.core.messages import PoliciesAt
 from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
+from connectors.reach import Reach
 from tests.unit.worker.rig import MIB, Namespace, Rig
 from worker.cache.cache import Cache
 from worker.fill.source import OriginSource
@@ -55,6 +56,7 @@ class Node:
         self.server: PeerServer
         self.url = ""
         self.offers: list[c.Offer] = []
+        self.reach = Reach()
 
     @property
     def member(self) -> Member:
@@ -136,6 +138,7 @@ class Cluster:
                 node.ring,
                 handlers,
                 refresh=node.refresh,
+                reach=lambda origin: node.reach,
                 authorize=self.access.check,
                 ssl_context=serving,
             )

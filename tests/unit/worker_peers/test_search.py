@@ -18,6 +18,7 @@ from worker.peers.source_selection import (
     Candidate,
     Close,
     Event,
+    Fail,
     Failed,
     GiveUp,
     Refresh,
@@ -149,9 +150,42 @@ def test_a_migration_gives_up_where_a_read_asks_the_origin() -> None:
     assert search.handle(Answered(OLD, Answer.HAS_NOT), 0.1) == [GiveUp()]
 
 
-def test_an_origin_that_failed_the_owner_is_asked_and_nobody_else() -> None:
+def test_an_owner_that_is_cut_off_is_followed_by_the_next_in_rank() -> None:
+    """As if it did not reply; but it lives, and is asked again by the next read."""
+    peers = PeerHealth()
+    search, _ = begun(OWNER, STAND_IN, peers=peers)
+    assert search.handle(Answered(OWNER, Answer.CUT_OFF), 5.5) == [Ask(STAND_IN)]
+    assert search.handle(Answered(STAND_IN, Answer.CUT_OFF), 5.6) == [UseOrigin()]
+    assert begun(OWNER, peers=peers)[1] == [Ask(OWNER)]
+
+
+def test_an_owner_that_says_late_that_it_is_cut_off_is_followed_by_the_origin() -> None:
     search, _ = begun(OWNER, STAND_IN)
-    assert search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 20.0) == [UseOrigin()]
+    assert search.handle(Answered(OWNER, Answer.CUT_OFF), 20.0) == [UseOrigin()]
+
+
+def test_the_probe_of_an_owner_that_is_cut_off_ends_with_it() -> None:
+    search, _ = begun(OWNER, STAND_IN)
+    probe = OWNER._replace(way=RequestMode.HAVE)
+    search.handle(Tick(), 0.25)  # nobody to hedge with
+    assert search.handle(Tick(), search.wake_at_s) == [Ask(probe)]
+    assert search.handle(Answered(OWNER, Answer.CUT_OFF), 1.1) == [Close(probe), Ask(STAND_IN)]
+
+
+def test_what_the_origin_replied_to_the_owner_is_the_end_for_all() -> None:
+    """No other worker asks the origin: it would hear the same."""
+    search, _ = begun(OWNER, REPLICA, STAND_IN)
+    assert search.handle(Answered(OWNER, Answer.REFUSED), 0.1) == [Fail()]
+
+
+def test_what_the_origin_no_longer_has_is_read_where_it_is_cached() -> None:
+    search, _ = begun(OWNER, STAND_IN, OLD)
+    assert search.handle(Answered(OWNER, Answer.REFUSED), 0.1) == [Ask(OLD)]
+    assert search.handle(Answered(OLD, Answer.HAS), 0.2) == [Take(OLD)]
+    search, _ = begun(OWNER, OLD)
+    search.handle(Answered(OWNER, Answer.REFUSED), 0.1)
+    assert search.handle(Failed(OLD), 0.2) == [Refresh()]
+    assert search.handle(Refreshed([OWNER, STAND_IN]), 0.3) == [Fail()], "nobody fills it"
 
 
 def test_who_waited_in_vain_for_the_origin_is_asked_for_what_it_has_for_a_while() -> None:
@@ -159,7 +193,7 @@ def test_who_waited_in_vain_for_the_origin_is_asked_for_what_it_has_for_a_while(
     peers, have = PeerHealth(), OWNER._replace(way=RequestMode.HAVE)
     searches = [begun(OWNER, STAND_IN, peers=peers)[0] for _ in range(3)]
     for search in searches:  # asked together, they fail together: that counts once
-        assert search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 20.0) == [UseOrigin()]
+        assert search.handle(Answered(OWNER, Answer.CUT_OFF), 20.0) == [UseOrigin()]
     paused_s = 20.0
     for pause_s in (ORIGIN_PAUSE_S, 2 * ORIGIN_PAUSE_S, 4 * ORIGIN_PAUSE_S):
         search = SourceSelection(peers, KEY, [OWNER, STAND_IN], TIMES)
@@ -169,19 +203,12 @@ def test_who_waited_in_vain_for_the_origin_is_asked_for_what_it_has_for_a_while(
         assert one.handle(Tick(), paused_s + pause_s) == [Ask(OWNER)], "one tries it"
         assert other.handle(Tick(), paused_s + pause_s) == [Ask(have)]
         paused_s += pause_s + 20.0
-        one.handle(Answered(OWNER, Answer.ORIGIN_FAILED), paused_s)
+        one.handle(Answered(OWNER, Answer.CUT_OFF), paused_s)
     search = SourceSelection(peers, KEY, [OWNER], TIMES)
     assert search.handle(Tick(), paused_s + 1000) == [Ask(OWNER)]
     search.handle(Answered(OWNER, Answer.HAS, at_once=False), paused_s + 1001)
     search = SourceSelection(peers, KEY, [OWNER], TIMES)
     assert search.handle(Tick(), paused_s + 1001) == [Ask(OWNER)], "it brings things again"
-
-
-def test_an_origin_that_refuses_at_once_is_asked_by_the_owner_again() -> None:
-    peers = PeerHealth()
-    search, _ = begun(OWNER, peers=peers)
-    search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 0.5)
-    assert begun(OWNER, peers=peers)[1] == [Ask(OWNER)]
 
 
 def test_another_view_is_got_once() -> None:
@@ -330,7 +357,7 @@ def test_every_search_ends_in_time(data: st.DataObject) -> None:
                     if data.draw(st.booleans()):
                         return
                     pending.append(BodyFailed(wrong=data.draw(st.booleans())))
-                case UseOrigin() | GiveUp():
+                case UseOrigin() | GiveUp() | Fail():
                     assert not asked
                     return
         if pending:

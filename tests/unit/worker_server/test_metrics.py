@@ -51,7 +51,8 @@ def cluster_tree() -> dict[str, Any]:
         "member": {"epoch": 5, "workers": 3},
         "serving": {"in_flight": 1, "bytes": 77, **dict.fromkeys(outcomes, 2)},
         "peers": {
-            "requests": 9, "failures": 1, "wrong_pages": 0, "hedges": 2, "fallbacks": 1,
+            "requests": 9, "failures": 1, "cut_off": 3, "wrong_pages": 0, "hedges": 2,
+            "fallbacks": 1,
         },
         "migration": {
             "settled": 4, "blocks_to_give": 6, "blocks_to_take": 7, "taken_bytes": 8,

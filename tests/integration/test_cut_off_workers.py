@@ -1,0 +1,212 @@
+"""Workers that run and do not reach the origin: by their network, by their credentials, and all of
+them at once. Real processes by the real command line."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Bucket
+from tests.integration.dataset import body, digest
+from tests.integration.test_cluster_faults import NetCluster
+from tests.services.cluster import Cluster, Machine
+from tests.services.networks import Networks
+from tests.services.processes import wait_until
+from tests.services.proxy import FaultProxy, refuse, status
+
+NODES = 3
+NOTICED_S = 12.0  # a connection of the owner's is given up after 5 s; that costs the first read
+SOON_S = 3.0  # later ones are told at once; a busy machine
+DEADLINE_S = 6.0  # `--origin-deadline`, where it is waited for
+
+
+def some_files(count: int, name: str) -> dict[str, bytes]:
+    return {f"{name}/{n:03d}": body(n, 40_000 + n) for n in range(count)}
+
+
+def owned_by(cluster: Cluster, folder: Path) -> list[list[str]]:
+    """The names of the files in a folder of node 0's mount, by the number of their owner."""
+    assert sorted(folder.iterdir())
+    urls = [machine.url.removeprefix("http://") for machine in cluster.workers]
+    found: list[list[str]] = [[] for _ in urls]
+    for row in cluster.workers[0].json("location", folder):
+        found[urls.index(row["address"])].append(f"{folder.name}/{Path(row['path']).name}")
+    return found
+
+
+def timed_reads(paths: list[Path]) -> tuple[list[str], list[float]]:
+    """Reads one file after the other: their digests, and how long each read took."""
+    found, took_s = [], []
+    for path in paths:
+        began = time.monotonic()
+        found.append(digest(path.read_bytes()))
+        took_s.append(time.monotonic() - began)
+    return found, took_s
+
+
+def status_of(cluster: Cluster, number: int) -> dict[str, Any]:
+    """Asked of the node itself: who is cut off from here has no metrics page for us."""
+    machine = cluster.workers[number]
+    found: dict[str, Any] = machine.json("status", machine.mounts[0])
+    return found
+
+
+def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    """By a firewall that drops what it sends: nobody waits for the deadline, each byte is read
+    once, and the owner is asked again when it reaches the origin."""
+    files = some_files(90, "before") | some_files(60, "after")
+    bucket.fill(files)
+    with (
+        Networks(NODES + 1) as networks,
+        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
+        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
+    ):
+        cluster.start(NODES, "--origin-deadline", "16s", size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
+        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+        cluster.wait_until_settled()
+        owned = owned_by(cluster, mounts[0] / "before")
+        later = owned_by(cluster, mounts[0] / "after")
+        cut, *readers = sorted(range(NODES), key=lambda n: -len(owned[n]))
+        networks.cut_from_here(cut + 1)
+
+        for number in readers:
+            found, took_s = timed_reads([mounts[number] / name for name in owned[cut]])
+            print(f"node{number}: longest {max(took_s):.2f} s, then {sorted(took_s)[-2]:.2f} s")
+            assert found == [digest(files[name]) for name in owned[cut]]
+            assert max(took_s) < NOTICED_S
+            assert sorted(took_s)[-2] < SOON_S, "it is noticed once"
+        asked = proxy.counters().requests_by_key
+        assert {asked[name] for name in owned[cut]} == {1}, "who stands in reads for all"
+        told = [status_of(cluster, number)["peers"]["cut_off"] for number in range(NODES)]
+        assert told[cut] == 0
+        assert all(told[number] > 0 for number in readers)
+
+        def is_named() -> bool:
+            problems = cluster.workers[readers[0]].json("health", mounts[readers[0]], codes=(0, 2))
+            return [one["code"] for one in problems] == ["ORIGIN_DOWN"]
+
+        wait_until(is_named, "health names the worker", 30.0)
+        networks.heal()
+        brought = status_of(cluster, cut)["serving"]["brought"]
+        unread = iter([mounts[readers[0]] / name for name in later[cut]])
+
+        def is_back() -> bool:
+            next(unread).read_bytes()
+            return bool(status_of(cluster, cut)["serving"]["brought"] > brought)
+
+        wait_until(is_back, "the owner fills again", 15.0)
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
+
+
+class OneWithOtherKeys(Cluster):
+    """The first worker has other credentials than the others."""
+
+    keys: dict[str, str]
+
+    def _machine(self, name: str) -> Machine:
+        machine = super()._machine(name)
+        if name == "node0":
+            machine.environment |= self.keys
+        return machine
+
+
+@pytest.mark.parametrize("key", ["AKIDUNKNOWN", ""])
+def test_readers_go_past_an_owner_without_valid_credentials(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy, key: str
+) -> None:
+    files = some_files(40, "f")
+    bucket.fill(files)
+    with OneWithOtherKeys(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.keys = {"AWS_ACCESS_KEY_ID": key}
+        cluster.start(NODES, size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+        cluster.wait_until_settled()
+        of_first = owned_by(cluster, mounts[0] / "f")[0]
+        for number in (1, 2):
+            found, took_s = timed_reads([mounts[number] / name for name in of_first])
+            assert found == [digest(files[name]) for name in of_first]
+            assert max(took_s) < SOON_S
+        refused = proxy.counters().statuses["403"]
+        assert refused < len(of_first), "the owner tries it now and then"
+        assert status_of(cluster, 1)["peers"]["cut_off"] > 0
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
+
+
+def test_a_file_that_nobody_may_read_is_asked_for_by_its_owner_alone(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    files = some_files(30, "f")
+    bucket.fill(files)
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.start(NODES, size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+        cluster.wait_until_settled()
+        owned = owned_by(cluster, mounts[0] / "f")
+        secret, *known = [(n, name) for n, names in enumerate(owned) for name in names[:2]]
+        for _, name in known:
+            assert (mounts[2] / name).read_bytes() == files[name], "all of them may read others"
+        proxy.script(status(403, code="AccessDenied"), key=secret[1], times=None)
+        proxy.reset()
+        reader = (secret[0] + 1) % NODES
+        with pytest.raises(PermissionError):
+            (mounts[reader] / secret[1]).read_bytes()
+        asked = proxy.counters().requests_by_key[secret[1]]
+        assert asked <= 2, "among others, then by a thread that knows what the reply means"
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
+
+
+def test_an_origin_that_is_away_for_all_costs_one_deadline(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """Each read waits for its deadline once, whoever was asked before; and the origin gets few
+    requests meanwhile."""
+    files = some_files(12, "a") | some_files(12, "b")
+    bucket.fill(files)
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.start(NODES, "--origin-deadline", f"{DEADLINE_S:g}s", size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+        cluster.wait_until_settled()
+        assert [len(list(mount.rglob("*"))) for mount in mounts] == NODES * [26]
+        proxy.script(refuse(), key=r"^[ab]/", times=None)
+
+        def read(path: Path) -> tuple[int, float]:
+            began, code = time.monotonic(), 0
+            try:
+                path.read_bytes()
+            except OSError as err:
+                code = err.errno or 0
+            return code, time.monotonic() - began
+
+        for folder in "ab":
+            proxy.reset()
+            began = time.monotonic()
+            paths = [mount / name for mount in mounts for name in files if name[0] == folder]
+            with concurrent.futures.ThreadPoolExecutor(len(paths)) as pool:
+                found = list(pool.map(read, paths))
+            took_s = time.monotonic() - began
+            asked = sum(n for key, n in proxy.counters().requests_by_key.items())
+            waits_s = [waited_s for _, waited_s in found]
+            print(
+                f"{folder}: waits {min(waits_s):.2f} to {max(waits_s):.2f} s,"
+                f" {asked} requests in {took_s:.1f} s"
+            )
+            assert {code for code, _ in found} == {errno.EIO}
+            assert max(waits_s) < DEADLINE_S + 2.0
+        proxy.clear()
+        assert read(mounts[0] / "a/000")[0] == 0
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
