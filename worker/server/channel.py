@@ -2,7 +2,8 @@
 
 Owns the socket and every descriptor passed to `send`; `on_frame` owns the descriptors that it gets.
 All methods belong to the event loop. The connection is closed if the client does not read while
-`MAX_QUEUED` frames wait.
+`MAX_QUEUED` frames wait, and if a frame arrives without all of its bytes or descriptors: it would
+be another request.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import os
 import socket
 from collections.abc import Callable
 
+from cachefs.core.errors import CacheFSError, NoDescriptorLeft, ProtocolError
 from cachefs.core.messages import MAX_FRAME_BYTES
 
 MAX_QUEUED = 4096
 FRAMES_PER_WAKEUP = 64  # other sessions must not wait
 _RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 _FLAGS = socket.MSG_CMSG_CLOEXEC
+_CUT_OFF = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # int, because enums are slow
 
 
 class Channel:
-    """A connection. Calls `on_frame(bytes, fd)` for each frame, and `on_close()` once."""
+    """A connection. Calls `on_frame(bytes, fd)` for each frame, and `on_close(error)` once; `error`
+    is the cause of a close by this side, if it is one of the client's or of this process."""
 
     def __init__(
         self,
         sock: socket.socket,
         on_frame: Callable[[bytes, int | None], None],
-        on_close: Callable[[], None],
+        on_close: Callable[[CacheFSError | None], None],
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -49,7 +53,7 @@ class Channel:
             self._queue.append((data, fd))
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
-    def close(self) -> None:
+    def close(self, error: CacheFSError | None = None) -> None:
         """Closes the connection and drops queued frames. Idempotent."""
         if self.closed:
             return
@@ -59,22 +63,22 @@ class Channel:
         self._sock.close()
         while self._queue:
             _close_fd(self._queue.popleft()[1])
-        self._on_close()
+        self._on_close(error)
 
     def _readable(self) -> None:
         for _ in range(FRAMES_PER_WAKEUP):
             if self.closed:
                 return
             try:
-                data, rights, _, _ = self._sock.recvmsg(MAX_FRAME_BYTES, _RIGHTS_BYTES, _FLAGS)
+                data, rights, flags, _ = self._sock.recvmsg(MAX_FRAME_BYTES, _RIGHTS_BYTES, _FLAGS)
             except BlockingIOError:
                 return
             except OSError:
                 return self.close()
             fd = _one_descriptor(rights) if rights else None
-            if not data:
+            if not data or flags & _CUT_OFF:
                 _close_fd(fd)
-                return self.close()
+                return self.close(_cut_off(flags, fd) if data else None)
             self._on_frame(data, fd)
 
     def _writable(self) -> None:
@@ -105,6 +109,18 @@ class Channel:
             return True
         _close_fd(fd)
         return True
+
+
+def _cut_off(flags: int, fd: int | None) -> CacheFSError:
+    """Returns the error of a frame that is not complete. Without any descriptor, this process may
+    open no more files."""
+    if flags & _CUT_OFF == socket.MSG_CTRUNC and fd is None:
+        return NoDescriptorLeft(
+            "the descriptor of a request found no room: this server has as many files open as its"
+            " limit allows",
+            remedy="raise the limit of the server (`ulimit -n`)",
+        )
+    return ProtocolError("a frame is too long, or has too many descriptors")
 
 
 def _one_descriptor(rights: list[tuple[int, int, bytes]]) -> int | None:

@@ -80,9 +80,8 @@ class Session:
         try:
             frame = m.decode(data)
         except ProtocolError as err:
-            log.warning("session of pid %d: %s", self.pid, err.cause)
             orders.close_descriptor(fd)
-            return self._channel.close()
+            return self._channel.close(err)
         if isinstance(frame.body, m.AnnounceFunction):
             return self._reply(frame.id, orders.announce_function(self, frame.body, fd))
         orders.close_descriptor(fd)
@@ -228,7 +227,9 @@ class Session:
 
     # ---- the end ----
 
-    def _ended(self) -> None:
+    def _ended(self, error: CacheFSError | None) -> None:
+        if error is not None:
+            log.warning("session of pid %d: %s", self.pid, error.one_line())
         if self.server.views is not None:
             self.server.views.left(self, is_followed=self.is_followed)
         for task in [*self._tasks.values(), *self._event_tasks]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -205,6 +206,36 @@ def test_metadata_at_once_and_later(tmp_path: Path) -> None:
         peer.sock.close()
 
     serve(tmp_path, script)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_frame_that_loses_descriptors_ends_its_connection_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """One that the server has no room for; more than a frame may have. Nothing stays open."""
+
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        other, peer = await fuse(path), await fuse(path)
+        fds = array.array("i", count * [peer.sock.fileno()])
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3 if count == 1 else limits[0], limits[1]))
+        try:  # the rights are counted when they are received, in this process
+            data = m.encode(9, m.Lookup(NAMESPACE, 1, b"known"))
+            peer.sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            with pytest.raises(EOFError):
+                await peer.receive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert len(os.listdir("/proc/self/fd")) == before - 1, "the server's end of it"
+        found = await other.call(3, m.Lookup(NAMESPACE, 1, b"known"))
+        assert found == m.Found(Inode(7, Kind.FILE), 5.0)
+        peer.sock.close()
+        other.sock.close()
+
+    serve(tmp_path, script)
+    cause = "as many files open as its limit allows" if count == 1 else "too many descriptors"
+    assert [cause in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_an_open_carries_a_descriptor_and_ends_with_its_session(tmp_path: Path) -> None:
