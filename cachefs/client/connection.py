@@ -412,10 +412,7 @@ class Connection:
             sock.send(m.encode(self._last_id, body))
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    try:
-                        data, fd = receive(sock)
-                    except DescriptorLost as lost:
-                        raise no_descriptor_left() from lost
+                    data, fd = receive(sock)
                     if not data:
                         raise Unreachable("the server ended the connection")
                     frame = m.decode(data)

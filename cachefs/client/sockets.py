@@ -8,7 +8,8 @@ import socket
 import struct
 from typing import Final
 
-from cachefs.core.errors import ProtocolError, Unreachable, lacks_descriptors
+from cachefs.client.lost_descriptors import CAUSE, REMEDY
+from cachefs.core.errors import NoDescriptorLeft, ProtocolError, Unreachable, lacks_descriptors
 from cachefs.core.messages import MAX_FRAME_BYTES, Frame, decode
 from cachefs.network.unix_sockets import fds_in, fds_room, peer_credentials
 
@@ -76,12 +77,12 @@ def listener_uid(sock: socket.socket) -> int:
     return peer_credentials(sock)[1]
 
 
-class DescriptorLost(Exception):
+class DescriptorLost(NoDescriptorLeft):
     """A frame arrived without the descriptor that was sent with it: this process may open no more
-    files. `data`: the frame, which has all its bytes."""
+    files. `data`: the frame, which has all its bytes (see `cachefs.client.lost_descriptors`)."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__("no file descriptor is left for a reply")
+        super().__init__(CAUSE, remedy=REMEDY)
         self.data = data
 
 

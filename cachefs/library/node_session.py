@@ -16,7 +16,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import cachefs
 from cachefs.client.lost_descriptors import no_descriptor_left
 from cachefs.client.published import PublishedDirs
-from cachefs.client.sockets import DescriptorLost, close_fd, receive
+from cachefs.client.sockets import close_fd, receive
 from cachefs.core import messages as m
 from cachefs.core.errors import (
     CacheFSError,
@@ -244,10 +244,7 @@ def _direct(
     while (left_s := deadline - time.monotonic()) > 0:
         if not poll.poll(left_s * 1000):
             break
-        try:
-            data, fd = receive(sock)
-        except DescriptorLost as lost:
-            raise no_descriptor_left() from lost
+        data, fd = receive(sock)
         if not data:
             raise Unreachable("the server ended the connection")
         frame = m.decode(data)
