@@ -46,16 +46,18 @@ class Probes:
         self._left: list[subprocess.Popen[bytes]] = []  # killed; the kernel holds them still
         self._closed = False
 
-    def query(self, place: str, deadline_s: float) -> Answer:
-        """Returns what the root of the mount at this place answers. Raises the OSError of stat for
-        any other failure than the death of the mount."""
+    def query(
+        self, place: str, deadline_s: float, is_hopeless: Callable[[], bool] = lambda: False
+    ) -> Answer:
+        """Returns what the root of the mount at this place answers: NONE early if `is_hopeless`.
+        Raises the OSError of stat for any other failure than the death of the mount."""
         self.reap()
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _QUERY, place],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-        if not self._wait(child, deadline_s):
+        if not self._wait(child, deadline_s, is_hopeless):
             self._leave(child)
             return Answer.NONE
         match child.wait():
@@ -76,7 +78,12 @@ class Probes:
         """Ends every wait: it answers NONE. Idempotent."""
         self._closed = True
 
-    def _wait(self, child: subprocess.Popen[bytes], deadline_s: float) -> bool:
+    def _wait(
+        self,
+        child: subprocess.Popen[bytes],
+        deadline_s: float,
+        is_hopeless: Callable[[], bool],
+    ) -> bool:
         end = time.monotonic() + deadline_s
         fd = os.pidfd_open(child.pid)
         try:
@@ -85,6 +92,8 @@ class Probes:
             while not self._closed and (left_s := end - time.monotonic()) > 0:
                 if poll.poll(1000 * min(left_s, _SLICE_S)):
                     return True
+                if is_hopeless():
+                    return False
             return False
         finally:
             os.close(fd)

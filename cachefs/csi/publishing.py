@@ -11,16 +11,26 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InUse, Unreachable
+from cachefs.core.errors import (
+    CacheFSError,
+    CannotMount,
+    DeadlineExceeded,
+    InUse,
+    NotADirectory,
+    NotFound,
+    Unreachable,
+)
+from cachefs.core.messages import error_of
 from cachefs.core.mountinfo import read_mounts
 from cachefs.csi.deadlines import Answer, Probes
 from cachefs.csi.errors import VolumeLost
 from cachefs.csi.metrics import DriverMetrics
 from cachefs.csi.shared_mounts import SharedMount, SharedMounts
 from cachefs.csi.volumes import Volume, parse_volume, pod_of
+from cachefs.fuse import failure_notes
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +41,7 @@ ANSWER_S: Final = 60.0  # for the first answer of a mount
 CHECK_S: Final = 1.0  # for a published one: a dead mount answers at once
 FRESH_S: Final = 1.0  # for this time many pods of one mount use one answer
 TRIES: Final = 3  # a mount may die while it is queried
+_NO_DIRECTORY: Final = (NotFound.code, NotADirectory.code)  # no wait makes the mount answer
 
 
 class Publish(NamedTuple):
@@ -68,8 +79,8 @@ class Publisher:
 
     def publish(self, request: Publish) -> None:
         """Binds the volume to its target, read-only. Does nothing if it is bound. Raises BadConfig,
-        InUse, Unreachable, DeadlineExceeded, CannotMount, OSError; VolumeLost once for a dead
-        mount, after mounting it again."""
+        InUse, Unreachable, DeadlineExceeded, CannotMount, OSError; NotFound or NotADirectory if the
+        cluster has no such directory; VolumeLost once for a dead mount, after mounting it again."""
         with self._metrics.publish():
             volume = parse_volume(
                 request.volume_id,
@@ -79,10 +90,14 @@ class Publisher:
                 confine=self._confine,
             )
             target = _resolved(request.target)
-            with self._operation(target), self._mounts.pinned(volume):
-                if not self._is_published(target, volume, pod_of(request.context)):
-                    with self._place():
-                        self._bind(volume, target)
+            try:
+                with self._operation(target), self._mounts.pinned(volume):
+                    if not self._is_published(target, volume, pod_of(request.context)):
+                        with self._place():
+                            self._bind(volume, target)
+            except (NotFound, NotADirectory):
+                self._mounts.remove_failed(volume)
+                raise
 
     def unpublish(self, target: str) -> None:
         """Unmounts and removes a target, never what lies below. Does nothing if there is none.
@@ -147,20 +162,20 @@ class Publisher:
         """Returns the shared mount of a volume once it answers. A dead one is replaced."""
         for _ in range(TRIES):
             shared = self._mounts.find_or_make(volume)
-            answer = self._query(shared.place, max(0.0, end - time.monotonic()))
+            left_s = max(0.0, end - time.monotonic())
+            answer = self._query(shared.place, left_s, _has_no_directory)
             if answer is Answer.ALIVE:
                 return shared
             if answer is Answer.NONE:
-                raise DeadlineExceeded(
-                    f"the mount of {volume.url} does not answer yet",
-                    remedy="do the worker and the fuse container run on this node?",
-                )
+                raise _unanswered(volume, shared.place)
             self._mounts.discard(shared)
         raise Unreachable(f"the mount of {volume.url} ended {TRIES} times")
 
-    def _query(self, place: str, deadline_s: float) -> Answer:
+    def _query(
+        self, place: str, deadline_s: float, is_hopeless: Callable[[str], bool] = lambda _: False
+    ) -> Answer:
         try:
-            return self._probes.query(place, deadline_s)
+            return self._probes.query(place, deadline_s, lambda: is_hopeless(place))
         except OSError as err:
             raise CannotMount(f"cannot be read: {err.strerror}", path=place) from err
 
@@ -184,6 +199,24 @@ class Publisher:
             yield
         finally:
             self._places.release()
+
+
+def _has_no_directory(place: str) -> bool:
+    failure = failure_notes.read(place)
+    return failure is not None and failure.code in _NO_DIRECTORY
+
+
+def _unanswered(volume: Volume, place: str) -> CacheFSError:
+    """Returns the error of a mount that does not answer: the cause that its client has told."""
+    failure = failure_notes.read(place)
+    if failure is None:
+        return DeadlineExceeded(
+            f"the mount of {volume.url} does not answer yet",
+            remedy="do the worker and the fuse container run on this node?",
+        )
+    if failure.code in _NO_DIRECTORY:
+        return error_of(failure)
+    return DeadlineExceeded(f"{volume.url} cannot be shown yet: {error_of(failure).one_line()}")
 
 
 def _resolved(target: str) -> str:

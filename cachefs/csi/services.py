@@ -15,6 +15,8 @@ from cachefs.core.errors import (
     CacheFSError,
     DeadlineExceeded,
     InUse,
+    NotADirectory,
+    NotFound,
     Unreachable,
     Unsupported,
 )
@@ -32,6 +34,8 @@ _CODES: Final[dict[type[CacheFSError], grpc.StatusCode]] = {
     BadConfig: grpc.StatusCode.INVALID_ARGUMENT,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     InUse: grpc.StatusCode.ABORTED,
+    NotADirectory: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFound: grpc.StatusCode.NOT_FOUND,
     Unreachable: grpc.StatusCode.UNAVAILABLE,
     Unsupported: grpc.StatusCode.FAILED_PRECONDITION,
     VolumeLost: grpc.StatusCode.ABORTED,

@@ -28,7 +28,7 @@ from cachefs.csi import system_calls
 from cachefs.csi.deadlines import Apart
 from cachefs.csi.leftovers import keys_of, users
 from cachefs.csi.volumes import Volume
-from cachefs.fuse import mounting
+from cachefs.fuse import failure_notes, mounting
 from cachefs.fuse.deposits import Deposit, HolderClient, new_key
 from cachefs.fuse.kernel.mount import INIT_DEADLINE_S, answer_init, mount
 from cachefs.fuse.kernel.table import TakeoverTable
@@ -37,6 +37,7 @@ from cachefs.fuse.supervisor import wire
 log = logging.getLogger(__name__)
 
 DRIVER: Final = "csi.cachefs.io"
+MOUNTS: Final = "mounts"
 CHANGE_S: Final = INIT_DEADLINE_S + 10.0  # for one change, and for a turn at the lock
 UNMOUNT_S: Final = 10.0
 _PAUSE_S: Final = 0.01
@@ -54,7 +55,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def mounts_dir(self) -> str:
-        return os.path.join(self.plugin_dir, "mounts")
+        return os.path.join(self.plugin_dir, MOUNTS)
 
 
 class SharedMount(NamedTuple):
@@ -74,7 +75,8 @@ class SharedMounts:
         self._apart = Apart()
         self._generations: Counter[str] = Counter()  # place -> changes by this process
         self._pins: Counter[str] = Counter()  # place -> publishes that use it now
-        Path(node.mounts_dir).mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name in (MOUNTS, failure_notes.DIRECTORY):
+            Path(node.plugin_dir, name).mkdir(mode=0o755, parents=True, exist_ok=True)
 
     def place_of(self, volume: Volume) -> str:
         return os.path.join(self._node.mounts_dir, volume.mount_name)
@@ -150,6 +152,13 @@ class SharedMounts:
             self._remove(place)
         return True
 
+    def remove_failed(self, volume: Volume) -> None:
+        """Removes the mount of a volume that nothing uses: it shows no directory. Raises as
+        `unbind`."""
+        found = self.find(volume)
+        if found is not None:
+            self.remove_unused(found.place, found.device)
+
     def remove_empty_places(self) -> None:
         """Removes the directories of mounts that are removed: a driver that was killed after an
         unmount left its directory. Raises InUse, DeadlineExceeded, OSError."""
@@ -173,6 +182,7 @@ class SharedMounts:
         self._generations[place] += 1
         self._apart.run(place, lambda: system_calls.detach_all(place), UNMOUNT_S)
         self._drop_deposits(place)
+        failure_notes.remove(place)
         with contextlib.suppress(OSError):
             os.rmdir(place)
 
@@ -189,6 +199,7 @@ class SharedMounts:
         """Mounts, answers INIT, and deposits. Undoes it all if a step fails."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(place, 0o755)
+        failure_notes.remove(place)
         spec = self._spec(volume, place)
         try:
             fuse_fd = mount(spec)

@@ -14,12 +14,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cachefs.core.errors import BadConfig
+from cachefs.core.errors import BadConfig, CacheFSError, NotADirectory, NotFound, Unreachable
+from cachefs.core.messages import failure_of
 from cachefs.core.specs import ClientSpec
 from cachefs.csi import shared_mounts
 from cachefs.csi.driver import Driver
 from cachefs.csi.generated import csi_pb2 as csi
-from cachefs.fuse import mount_flags
+from cachefs.csi.publishing import ANSWER_S
+from cachefs.fuse import failure_notes, mount_flags
 from cachefs.fuse.deposits import Deposit, HolderClient, new_key
 from cachefs.fuse.kernel.mount import mount as kernel_mount
 from cachefs.fuse.kernel.table import TakeoverTable
@@ -29,6 +31,7 @@ from tests.kube.fake_kubelet import refused
 IMAGENET = {"path": "/imagenet"}
 FIRST_PUBLISH_S = 10.0  # while others want the two CPUs; the bench has the bars
 END_S = 10.0  # a publish waits for 60 s
+SHORT_S = 0.5
 
 
 @pytest.fixture
@@ -84,6 +87,49 @@ def test_mount_options_reach_the_kernel(node: CsiNode) -> None:
         assert flags_of(place) >= {"noexec", "noatime", "nodiratime", "nosuid", "nodev", "ro"}
     for place in (Path(first), plain):
         assert not flags_of(place) & {"noexec", "noatime", "nodiratime"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotFound("no such directory", remedy="add a source"), grpc.StatusCode.NOT_FOUND),
+        (NotADirectory("not a directory"), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_a_path_without_a_directory_is_refused_with_the_words_of_its_client(
+    node: CsiNode, error: CacheFSError, code: grpc.StatusCode
+) -> None:
+    node.end_server()
+    node.start_driver()
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(1) as pool, refused() as found:
+        publish = pool.submit(node.kubelet.publish, "pod-a", IMAGENET)
+        node.wait_until(lambda: bool(node.keys()))
+        (place,) = node.shared()
+        failure_notes.write(place, failure_of(error))
+        publish.result()
+    assert found == [(code, error.one_line())]
+    assert time.monotonic() - began_s < ANSWER_S / 2
+    assert (node.mounts(), node.keys(), failure_notes.read(place)) == ([], {}, None)
+    node.start_server()
+    node.kubelet.publish("pod-a", IMAGENET)
+
+
+def test_a_volume_that_does_not_answer_is_refused_with_the_words_of_its_client(
+    node: CsiNode,
+) -> None:
+    """Another failure than a missing directory may pass: the driver waits, and then tells it."""
+    node.end_server()
+    node.start_driver(answer_s=SHORT_S)
+    with refused() as found:
+        node.kubelet.publish("pod-a", IMAGENET)
+    assert "do the worker and the fuse container run" in found[0][1]
+    (place,) = node.shared()
+    failure_notes.write(place, failure_of(Unreachable("the worker is away")))
+    with refused() as found:
+        node.kubelet.publish("pod-a", IMAGENET)
+    assert found[0][0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "cannot be shown yet: the worker is away" in found[0][1]
 
 
 def test_the_context_of_a_volume_reaches_the_kernel(

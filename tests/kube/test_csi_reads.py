@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from cachefs.core.addresses import parse_cluster
+from cachefs.csi.publishing import ANSWER_S
 from tests.integration.dataset import body
 from tests.kube.csi_pods import CsiPodNode
 from tests.kube.fake_kubelet import mounts_below, refused
@@ -79,6 +80,26 @@ def test_a_pod_reads_its_volume(node: CsiPodNode) -> None:
     for pod in ("a", "b"):
         node.kubelet.unpublish(pod)
     wait_until(lambda: not node.shared() and not node.claimants(), "the leftovers are removed")
+
+
+def test_a_path_that_the_cluster_lacks_is_refused_until_it_is_there(
+    node: CsiPodNode, cluster: Cluster, source: Path
+) -> None:
+    node.agent("pod-0").wait_until_ready()
+    for path, cause in (
+        ("/none/team", "no such directory in the cluster"),
+        (f"/data/team/{NAMES[0]}", "not a directory"),
+    ):
+        began_s = time.monotonic()
+        with refused() as found:
+            node.kubelet.publish("a", {"path": path})
+        print(f"{path} is refused after {time.monotonic() - began_s:.2f} s")
+        assert cause in found[0][1]
+        assert time.monotonic() - began_s < ANSWER_S / 2
+    wait_until(lambda: not node.shared() and not node.claimants(), "nothing is left")
+    cluster.add_ufs(f"file://{source.parent}", "/none")
+    target = node.kubelet.publish("a", {"path": "/none/team"})
+    assert is_right(target)
 
 
 def test_a_lost_volume_is_made_anew_by_a_real_agent(node: CsiPodNode) -> None:

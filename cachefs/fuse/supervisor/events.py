@@ -146,6 +146,12 @@ class AnnounceUpgraded(msgspec.Struct, frozen=True):
     failure: Failure | None
 
 
+class NoteFailure(msgspec.Struct, frozen=True):
+    """Note why a client cannot serve the held mount; None: a client serves it."""
+
+    failure: Failure | None
+
+
 class GiveUp(msgspec.Struct, frozen=True):
     """Unmount, unless the mount is held, and close every descriptor."""
 
@@ -169,5 +175,5 @@ Event = (
 )  # fmt: skip
 Action = (
     Start | Mount | Claim | SendServe | SendRetire | DumpStacks | Kill | Terminate | AnnounceStarted
-    | AnnounceFailed | AnnounceUpgraded | GiveUp | Finish | Leave
+    | AnnounceFailed | AnnounceUpgraded | NoteFailure | GiveUp | Finish | Leave
 )  # fmt: skip

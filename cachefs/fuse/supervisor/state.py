@@ -42,6 +42,7 @@ from cachefs.fuse.supervisor.events import (
     Leave,
     Mount,
     Mounted,
+    NoteFailure,
     NotStarted,
     OverBudget,
     SendRetire,
@@ -279,7 +280,7 @@ class Supervision:
             others = [Kill(c.pid) for c in self._clients.values() if c.phase in _BEFORE]
             return [AnnounceUpgraded(client.pid, None), *others, Leave(client.pid)]
         if self._announced:
-            return []
+            return [NoteFailure(None)] if self._is_held else []
         self._announced = True
         return [AnnounceStarted(client.pid, client.warning)]
 
@@ -287,8 +288,8 @@ class Supervision:
         if client.is_upgrade and not client.failed:
             client.failed = True
             return [AnnounceUpgraded(0, failure)]
-        if self._announced:
-            return []  # its Ended follows
+        if self._announced:  # its Ended follows
+            return [NoteFailure(failure)] if self._is_held else []
         return [AnnounceFailed(failure), *self._kill_all(), GiveUp(failure.cause), Finish(1)]
 
     def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
@@ -298,7 +299,10 @@ class Supervision:
             said = [AnnounceUpgraded(0, _failure("the new client ended before it could serve"))]
         if self._stop_by is not None and self._is_held and self._reader() is not None:
             return said  # it retires
-        if self._stop_by is not None or (clean and client.phase is Phase.SERVING):
+        # A client that starts ends clean if the held mount has been removed.
+        ends_with_mount = (Phase.SERVING, *_BEFORE) if self._is_held else (Phase.SERVING,)
+        is_gone = clean and client.phase in ends_with_mount
+        if self._stop_by is not None or is_gone:
             return [*said, *self._stopped()]
         if not self._announced:
             cause = "the file system's process ended before it answered"

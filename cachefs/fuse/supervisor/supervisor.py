@@ -22,7 +22,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.messages import Failure, failure_of
 from cachefs.core.specs import ClientSpec, Held, OrphanedMount, Started, SupervisorSpec
-from cachefs.fuse import mounting
+from cachefs.fuse import failure_notes, mounting
 from cachefs.fuse.kernel.mount import answer_init, mount
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
@@ -292,6 +292,8 @@ class Supervisor:
                 self._ready.say(Started(os.getpid(), failure=failure))
             case e.AnnounceUpgraded(pid, failure):
                 self._upgrades.answer(w.Upgraded(pid, failure))
+            case e.NoteFailure(failure):
+                self._note(failure)
             case e.GiveUp(cause):
                 self._give_up(cause)
             case e.Leave(pid):
@@ -299,6 +301,12 @@ class Supervisor:
                 self._exit = 0
             case e.Finish(code):
                 self._exit = code
+
+    def _note(self, failure: Failure | None) -> None:
+        if failure is None:
+            failure_notes.remove(self._spec.mountpoint)
+        elif not self._is_gone():
+            failure_notes.write(self._spec.mountpoint, failure)
 
     def _start(self, upgrade: bool) -> None:
         python = self._upgrades.python if upgrade else sys.executable

@@ -192,6 +192,22 @@ def test_a_client_that_cannot_be_started_fails_the_mount() -> None:
     assert world.code == 1
 
 
+def test_a_held_mount_notes_why_its_clients_fail_until_one_serves() -> None:
+    world = held(serving=False)
+    assert world.on(e.ClientFailed(1, WHY)) == [e.NoteFailure(WHY)]
+    world.ends(1)
+    world.on(e.ClientReady(2))
+    assert world.on(e.ClientServing(2)) == [e.NoteFailure(None)]
+
+
+def test_a_held_mount_that_was_removed_gets_no_further_client() -> None:
+    world = held(serving=False)
+    world.is_mounted = False
+    world.on(e.ClientFailed(1, WHY))
+    assert not of_kind(world.ends(1, clean=True), e.Start)
+    assert world.code == 0
+
+
 # ---- deaths --------------------------------------------------------------------------------------
 
 
@@ -648,7 +664,7 @@ def test_a_held_mount_is_claimed_when_a_client_is_ready_for_it() -> None:
     assert world.said == [e.Start()]
     world.on(e.ClientReady(1))
     assert {*world.said[1:]} == {e.Claim(), e.SendServe(1, takeover=True)}
-    assert world.on(e.ClientServing(1)) == []
+    assert world.on(e.ClientServing(1)) == [e.NoteFailure(None)]
     world.ends(1, killed=True)
     world.on(e.ClientReady(2))
     assert world.said[-1] == e.SendServe(2, takeover=True), "the claim is this supervisor's already"

@@ -1,0 +1,50 @@
+"""Why no client can serve a held mount: one small file for each mount, in a directory beside that
+of the mounts. A supervisor writes it, the driver of the node reads it. Without the directory (an
+older driver) nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.core.messages import Failure
+
+log = logging.getLogger(__name__)
+
+DIRECTORY: Final = "failures"
+
+
+def write(place: str, failure: Failure) -> None:
+    """Notes why a client could not serve the mount at a place."""
+    try:
+        _path(place).write_bytes(msgspec.json.encode(failure))
+    except FileNotFoundError:
+        pass
+    except OSError as err:
+        log.warning("cannot note why %s is not served: %s", place, err)
+
+
+def read(place: str) -> Failure | None:
+    """Returns why the last client could not serve the mount at a place; None if that is not
+    known."""
+    try:
+        return msgspec.json.decode(_path(place).read_bytes(), type=Failure)
+    except (OSError, msgspec.DecodeError):  # none, or one that is being written
+        return None
+
+
+def remove(place: str) -> None:
+    """Forgets the failure of a mount. Idempotent."""
+    with contextlib.suppress(OSError):
+        _path(place).unlink()
+
+
+def _path(place: str) -> Path:
+    mounts, name = os.path.split(place)
+    return Path(os.path.dirname(mounts), DIRECTORY, name)
