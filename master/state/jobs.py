@@ -13,7 +13,16 @@ from typing import Final
 
 import msgspec
 
-from cachefs.core.errors import BY_CODE, BadConfig, CacheFSError, InUse, NoSpace
+from cachefs.core.errors import (
+    BY_CODE,
+    BadConfig,
+    CacheFSError,
+    CredentialsMissing,
+    DeadlineExceeded,
+    InUse,
+    NoSpace,
+    Unreachable,
+)
 from cachefs.core.jobs import (
     HOLD_S,
     FileFailure,
@@ -43,7 +52,10 @@ WRITE_S: Final = 1.0
 MISSING: Final = "missing"
 NO_SPACE: Final = NoSpace.code
 _LOOK_AGAIN: Final = frozenset({"stale", "not-found"})
+# Of the worker perhaps, which does not reach the origin: the next try is another worker's.
+_CUT_OFF: Final = frozenset({CredentialsMissing.code, DeadlineExceeded.code, Unreachable.code})
 _TRY_AGAIN: Final = frozenset(code for code, cls in BY_CODE.items() if cls.retryable) | {"deadline"}
+_RETRIED: Final = {False: _TRY_AGAIN | _CUT_OFF, True: _TRY_AGAIN}  # by `Part.stands_in`
 
 
 class Effects(msgspec.Struct):
@@ -208,8 +220,9 @@ class Job:
             slot.attempts += 1
             slot.round += 1  # parts that other workers have of it become void
             effects.look.append(slot)
-        elif code in _TRY_AGAIN and part.tries < MAX_ATTEMPTS:
-            self._later.put(now + AGAIN_S * part.tries, part.again())
+        elif code in _RETRIED[part.stands_in] and part.tries < MAX_ATTEMPTS:
+            stands_in = code in _CUT_OFF and not part.stands_in
+            self._later.put(now + AGAIN_S * part.tries, part.again(stands_in=stands_in))
         else:
             slot.attempts = max(slot.attempts, part.tries)
             self.window.fail(slot, code, failure.cause)

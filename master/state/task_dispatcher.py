@@ -313,9 +313,13 @@ def _turn(worker: _TaskWorker, order: Order) -> tuple[int, int, int]:
 
 
 def _owner(placement: Placement, part: Part) -> str | None:
-    """Returns the id of the owner of the part's rank; None without such an owner."""
-    ino = part.slot.origin.content.ino
-    owners = placement.owners(ino, part.block if part.block > 0 else 0, part.rank + 1)
+    """Returns the id of the worker for a part: the owner of its rank, or who stands in for it; None
+    without such an owner."""
+    ino, block = part.slot.origin.content.ino, max(0, part.block)
+    replicas = max(1, part.slot.origin.rule.replicas)
+    owners = placement.owners(ino, block, (replicas if part.stands_in else part.rank) + 1)
     if not owners:
         return NOBODY
+    if part.stands_in and len(owners) > replicas:
+        return owners[replicas].id
     return owners[part.rank].id if part.rank < len(owners) else None

@@ -64,9 +64,10 @@ class Slot:
 
 class Part:
     """The work on a file for one worker: one block (-1: the whole file), as its owner of `rank`.
-    `load`: the worker loads the block; otherwise it only checks it."""
+    `load`: the worker loads the block; otherwise it only checks it. `stands_in`: the next worker in
+    rank after all owners does it, since the owner does not reach the origin."""
 
-    __slots__ = ("block", "load", "rank", "round", "size", "slot", "tries")
+    __slots__ = ("block", "load", "rank", "round", "size", "slot", "stands_in", "tries")
 
     def __init__(self, slot: Slot, block: int, rank: int, size: int, *, load: bool) -> None:
         self.slot = slot
@@ -75,6 +76,7 @@ class Part:
         self.size = size
         self.load = load
         self.round = slot.round
+        self.stands_in = False
         self.tries = 1
 
     @property
@@ -82,10 +84,11 @@ class Part:
         """True if the file was settled or restarted after this part was made."""
         return self.slot.settled or self.round != self.slot.round
 
-    def again(self) -> Part:
+    def again(self, *, stands_in: bool = False) -> Part:
         """Returns the same part as a load; counts a retry if this part was a load already."""
         part = Part(self.slot, self.block, self.rank, self.size, load=True)
         part.tries = self.tries + self.load
+        part.stands_in = stands_in
         return part
 
 

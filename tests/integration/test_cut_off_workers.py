@@ -107,6 +107,33 @@ def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
             cluster.workers[number].umount(mount)
 
 
+def test_a_load_brings_what_its_owner_cannot(tmp_path: Path, bucket: Bucket) -> None:
+    """The next in rank has it then, and readers are told so by the owner."""
+    files = some_files(30, "f")
+    bucket.fill(files)
+    with (
+        Networks(NODES + 1) as networks,
+        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
+        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
+    ):
+        cluster.start(NODES, "--origin-deadline", f"{DEADLINE_S:g}s", size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
+        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+        cluster.wait_until_settled()
+        owned = owned_by(cluster, mounts[0] / "f")
+        cut, reader, _ = sorted(range(NODES), key=lambda n: -len(owned[n]))
+        networks.cut_from_here(cut + 1)
+        loaded = cluster.workers[reader].run("load", "--wait", mounts[reader] / "f")
+        print(loaded)
+        assert "30 of 30 files" in loaded
+        before = proxy.counters().object_bytes
+        found, _ = timed_reads([mounts[reader] / name for name in sorted(files)])
+        assert found == [digest(files[name]) for name in sorted(files)]
+        assert proxy.counters().object_bytes == before, "it was loaded"
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
+
+
 class OneWithOtherKeys(Cluster):
     """The first worker has other credentials than the others."""
 

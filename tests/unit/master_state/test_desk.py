@@ -91,6 +91,25 @@ def test_each_part_goes_to_its_owner() -> None:
     assert it.put(1, 5, replicas=9, load=False) == 5 * 6, "there are three workers"
 
 
+def test_the_next_in_rank_after_all_owners_stands_in() -> None:
+    it = Table("a", "b", "c")
+    it.desk.begin(Order(1))
+    slot = Slot(0, b"f", origin(7, replicas=2))
+    (part,) = it.window.open(slot, load=True)
+    assert it.desk.add(1, [part.again(stands_in=True)]) == []
+    placement = Placement([Member(one, "", 1.0) for one in "abc"])
+    third = placement.owners(7, 0, 3)[2].id
+    assert [name for name in "abc" if files(it.ask(name))] == [third]
+
+
+def test_without_another_worker_the_owner_stands_in_itself() -> None:
+    it = Table("a")
+    it.desk.begin(Order(1))
+    (part,) = it.window.open(Slot(0, b"f", origin(7)), load=True)
+    assert it.desk.add(1, [part.again(stands_in=True)]) == [], "it does not count as done"
+    assert files(it.ask("a")) == [7]
+
+
 def test_what_is_loaded_comes_to_its_first_owner_and_from_there_to_the_others() -> None:
     it = Table("a", "b", "c")
     it.desk.begin(Order(1))

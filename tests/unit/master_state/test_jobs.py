@@ -118,6 +118,35 @@ def test_what_may_pass_is_tried_again_later_and_not_for_ever() -> None:
     assert (failure.code, failure.cause, failure.attempts) == ("unreachable", "unreachable!", 3)
 
 
+def tries(code: str) -> list[bool]:
+    """Fails a load until the file has failed: of each try, whether another worker stood in."""
+    job, now = new(), NOW
+    (part,) = fed(job, 1)
+    found = [part.stands_in]
+    while True:
+        assert tell(job, part, code=code, now=now).parts == []
+        now += AGAIN_S * MAX_ATTEMPTS
+        again = job.tick(now)
+        if not again:
+            break
+        (part,) = again
+        found.append(part.stands_in)
+    (failure,) = write(job, now).failures
+    assert (failure.code, failure.attempts) == (code, len(found))
+    return found
+
+
+def test_an_owner_that_does_not_reach_the_origin_is_followed_by_who_stands_in() -> None:
+    assert tries("unreachable") == [False, True, False]
+    assert tries("deadline") == [False, True, False]
+    assert tries("credentials-missing") == [False, True], "a retry alone would not help"
+
+
+def test_what_the_origin_replied_is_no_matter_of_the_worker() -> None:
+    assert tries("throttled") == [False, False, False]
+    assert tries("access-denied") == [False]
+
+
 def test_each_block_has_its_own_tries() -> None:
     job = new()
     parts = fed(job, 1, size=9 * BLOCK_BYTES)
