@@ -12,13 +12,7 @@ from cachefs.cli.settings import OF_MOUNT, state_home
 from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
-from cachefs.core.addresses import (
-    DEFAULT_MASTER,
-    address_of,
-    is_cluster,
-    master_url,
-    parse_cluster,
-)
+from cachefs.core.addresses import DEFAULT_MASTER, address_of, is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec

@@ -14,13 +14,7 @@ from cachefs.cli.owners import check_master
 from cachefs.cli.remedies import completed
 from cachefs.client.admin import AdminClient
 from cachefs.core.config import Config
-from cachefs.core.errors import (
-    CacheFSError,
-    DeadlineExceeded,
-    NotFound,
-    ProtocolError,
-    Unreachable,
-)
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, NotFound, ProtocolError, Unreachable
 from cachefs.core.health import HealthProblem, problem
 from cachefs.launcher.state import MountRecord
 

@@ -18,13 +18,7 @@ from cachefs.cli.owners import find_record, shown_user
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import namespace_base
-from cachefs.core.errors import (
-    CacheFSError,
-    DeadlineExceeded,
-    NotFound,
-    ProtocolError,
-    Unreachable,
-)
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, NotFound, ProtocolError, Unreachable
 from cachefs.core.model import Inode, NamespaceId
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.hung_server import unanswered

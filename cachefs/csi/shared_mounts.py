@@ -8,11 +8,9 @@ kernel's mount table and in the holder. One lock, of this process and of other d
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +31,7 @@ from cachefs.fuse.deposits import Deposit, HolderClient, new_key
 from cachefs.fuse.kernel.mount import INIT_DEADLINE_S, answer_init, mount
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import wire
+from cachefs.launcher.state import lock_within
 
 log = logging.getLogger(__name__)
 
@@ -252,18 +251,11 @@ class SharedMounts:
             raise InUse("another change of the node's mounts has not ended")
         try:
             with open(os.path.join(self._node.plugin_dir, "mounts.lock"), "w") as file:
-                _lock_file(file.fileno(), CHANGE_S)
+                try:
+                    lock_within(file.fileno(), CHANGE_S, _PAUSE_S)
+                except BlockingIOError:
+                    cause = "another driver changes the node's mounts"
+                    raise DeadlineExceeded(cause) from None
                 yield  # closing the file unlocks it
         finally:
             self._lock.release()
-
-
-def _lock_file(fd: int, deadline_s: float) -> None:
-    end = time.monotonic() + deadline_s
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise DeadlineExceeded("another driver changes the node's mounts") from None
-            time.sleep(_PAUSE_S)

@@ -12,7 +12,6 @@ import fcntl
 import functools
 import logging
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
-from cachefs.launcher.serving import limit_shutdown, quit_now
+from cachefs.launcher.serving import STOP_SIGNALS, limit_shutdown, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
 from connectors.compose import open_connector
@@ -361,8 +360,8 @@ async def _serve(
     server.more_status = sources.more_status
     server.listen(socket_path)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        stop = functools.partial(server.request_stop, signal.Signals(number).name)
+    for number in STOP_SIGNALS:
+        stop = functools.partial(server.request_stop, number.name)
         loop.add_signal_handler(number, stop)
     await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
     beside = (gil_affinity.keep_together("load-"), keep_reserve(spec.home))

@@ -133,7 +133,7 @@ class LocalClusterStarter:
             if known is not None and known.runs:
                 self._has_token = known.has_token
             done = list(known.processes) if known is not None else [LocalProcess("master")]
-            done += [LocalProcess(_worker_name(n)) for n in range(len(done), _count(workers, done))]
+            done += [LocalProcess(f"worker-{n}") for n in range(len(done), _count(workers, done))]
             for number, process in enumerate(done):
                 if not process.runs:
                     self._cache_bytes = self._cache_bytes or self._share(len(done) - 1)
@@ -237,10 +237,6 @@ def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
 def _count(workers: int, done: list[LocalProcess]) -> int:
     """Returns the number of processes to run."""
     return max(len(done), 1 + (workers or (0 if len(done) > 1 else DEFAULT_WORKERS)))
-
-
-def _worker_name(number: int) -> str:
-    return f"worker-{number}"
 
 
 def _free_port(url: str) -> int:

@@ -15,10 +15,7 @@ from typing import Final
 import msgspec
 
 from cachefs.client.certificate_file import CertificateFile
-from cachefs.client.credentials import (
-    client_context,
-    presents_to,
-)
+from cachefs.client.credentials import client_context, presents_to
 from cachefs.client.token_file import TokenFile
 from cachefs.core.access import check_listen, join_address, parse_address
 from cachefs.core.cluster import DEFAULT_PORT

@@ -225,27 +225,19 @@ def launch_lock(directory: Path) -> Iterator[int]:
     except OSError as err:
         raise _not_ours(directory, f"cannot be locked: {err.strerror}") from err
     try:
-        _flock(fd, directory)
+        try:
+            state.lock_within(fd, LAUNCH_LOCK_WAIT_S, _POLL_S)
+        except BlockingIOError as err:
+            raise InUse(
+                "another mount has been starting here for too long",
+                remedy="end it, or try again",
+                path=str(directory),
+            ) from err
         yield fd
         # After a failure a child that may still be starting keeps the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
-
-
-def _flock(fd: int, directory: Path) -> None:
-    deadline = time.monotonic() + LAUNCH_LOCK_WAIT_S
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            if time.monotonic() > deadline:
-                raise InUse(
-                    "another mount has been starting here for too long",
-                    remedy="end it, or try again",
-                    path=str(directory),
-                ) from err
-            time.sleep(_POLL_S)
 
 
 def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:

@@ -158,14 +158,20 @@ class StateHome:
                 return os.lstat(self.path).st_uid
         return os.geteuid()
 
+    def directory(self, *names: str) -> Path:
+        """Returns a private directory below the home; creates it and those above it. Raises as
+        `private_dir`."""
+        path = private_dir(self.path)
+        for name in names:
+            path = private_dir(path / name)
+        return path
+
     def source_dir(self, spec: UfsSpec) -> Path:
         """Returns the private directory of a source, or of its cluster for any path in the cluster;
         creates it if missing. Raises as `private_dir`."""
-        private_dir(self.path)
         if is_cluster(spec.url):
             return self.cluster_dir(parse_cluster(spec.url).address)
-        private_dir(self.path / "sources")
-        return private_dir(self.path / "sources" / source_id(spec))
+        return self.directory("sources", source_id(spec))
 
     def has_pins(self, namespace: NamespaceId) -> bool:
         """Returns whether a source of this namespace has pinned paths."""
@@ -177,14 +183,11 @@ class StateHome:
 
     def cluster_dir(self, address: str) -> Path:
         """Returns the private directory of the cluster with the master HOST:PORT; creates it."""
-        private_dir(self.path)
-        private_dir(self.path / "clusters")
-        return private_dir(self.path / "clusters" / _digest(SCHEME + address))
+        return self.directory("clusters", _digest(SCHEME + address))
 
     def node_dir(self, address: str, name: str) -> Path:
         """Returns the private directory of one worker of a cluster; creates it."""
-        private_dir(self.cluster_dir(address) / "nodes")
-        return private_dir(self.cluster_dir(address) / "nodes" / name)
+        return self.directory("clusters", _digest(SCHEME + address), "nodes", name)
 
     def node_dirs(self, address: str) -> list[Path]:
         """Returns the directories of every worker of a cluster ever started here, by name."""
@@ -193,8 +196,7 @@ class StateHome:
 
     def master_dir(self) -> Path:
         """Returns the directory of a master's files without a configured place; creates it."""
-        private_dir(self.path)
-        return private_dir(self.path / "master")
+        return self.directory("master")
 
     def log_dir(self, spec: UfsSpec) -> Path:
         """Returns the log directory of the server and clients of a source; creates it."""
@@ -215,19 +217,16 @@ class StateHome:
 
     def write_mount(self, record: MountRecord) -> None:
         """Writes a record, over that of an earlier mount at the same mount point."""
-        private_dir(self.path)
-        mounts = private_dir(self.path / "mounts")
-        _write(mounts, _record_name(record.mountpoint), msgspec.to_builtins(record))
+        name = _record_name(record.mountpoint)
+        write_document(self.directory("mounts"), name, msgspec.to_builtins(record))
 
     def control_socket(self, mountpoint: str) -> Path:
         """Returns the path of a mount's control socket; creates the directory if missing."""
-        private_dir(self.path)
-        return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
+        return self.directory("mounts") / f"{mount_id(mountpoint)}.sock"
 
     def covers_file(self, mountpoint: str) -> Path:
         """Returns the path of the record of a mount's covers; creates the directory if missing."""
-        private_dir(self.path)
-        return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.covers"
+        return self.directory("mounts") / f"{mount_id(mountpoint)}.covers"
 
     def control_sockets(self) -> list[Path]:
         """Returns the control sockets of every mount, including stale ones after a crash. Returns
@@ -258,7 +257,7 @@ class StateHome:
 
     def _record(self, name: str) -> MountRecord | None:
         owner = self.owner
-        record = _as_record(_read(self.path / "mounts", name, owner))
+        record = _as_record(read_document(self.path / "mounts", name, owner))
         # A file with the record of another mount point than its name's is not trusted.
         if record is None or _record_name(record.mountpoint) != name:
             return None
@@ -268,14 +267,14 @@ class StateHome:
 def read_pointer(directory: str | os.PathLike[str], owner: int = -1) -> Pointer | None:
     """Returns a directory's pointer; None if missing, torn or not the owner's (-1: the caller)."""
     try:
-        return msgspec.convert(_read(Path(directory), POINTER_NAME, owner), Pointer)
+        return msgspec.convert(read_document(directory, POINTER_NAME, owner), Pointer)
     except msgspec.ValidationError:
         return None
 
 
 def write_pointer(directory: str | os.PathLike[str], pointer: Pointer) -> None:
     """Writes the pointer atomically."""
-    _write(Path(directory), POINTER_NAME, msgspec.to_builtins(pointer))
+    write_document(directory, POINTER_NAME, msgspec.to_builtins(pointer))
 
 
 def remove_pointer(directory: str | os.PathLike[str], pid: int) -> bool:
@@ -292,16 +291,6 @@ def _directories(path: Path) -> list[Path]:
         return sorted(entry for entry in path.iterdir() if entry.is_dir())
     except OSError:
         return []
-
-
-def read_document(directory: str | os.PathLike[str], name: str) -> Any:
-    """Returns a JSON document; None if it is missing, torn or another user's."""
-    return _read(Path(directory), name)
-
-
-def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> None:
-    """Writes a document of plain values atomically."""
-    _write(Path(directory), name, value)
 
 
 def _record_name(mountpoint: str) -> str:
@@ -354,20 +343,22 @@ def _locked_dir(path: Path) -> Iterator[int]:
     if another process holds the lock for `_CHANGE_S`."""
     fd = os.open(path, _OPEN_DIR)
     try:
-        _lock(fd, time.monotonic() + _CHANGE_S)
+        lock_within(fd, _CHANGE_S, _CHANGE_PAUSE_S)
         yield fd
     finally:
         os.close(fd)
 
 
-def _lock(fd: int, deadline: float) -> None:
+def lock_within(fd: int, wait_s: float, pause_s: float) -> None:
+    """Takes an exclusive flock. Raises BlockingIOError if another process holds it for `wait_s`."""
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_CHANGE_PAUSE_S)
+            time.sleep(pause_s)
 
 
 def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
@@ -393,7 +384,8 @@ def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
         os.close(fd)
 
 
-def _read(directory: Path, name: str, owner: int = -1) -> Any:
+def read_document(directory: str | os.PathLike[str], name: str, owner: int = -1) -> Any:
+    """Returns a JSON document; None if it is missing, torn or not the owner's (-1: ours)."""
     try:
         dir_fd = os.open(directory, _OPEN_DIR)
     except OSError as err:
@@ -406,8 +398,9 @@ def _read(directory: Path, name: str, owner: int = -1) -> Any:
         os.close(dir_fd)
 
 
-def _write(directory: Path, name: str, value: Any) -> None:
-    temporary = f".{name}.{os.getpid()}"
+def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> None:
+    """Writes a document of plain values atomically."""
+    directory, temporary = Path(directory), f".{name}.{os.getpid()}"
     with _classified(directory), _locked_dir(directory) as dir_fd:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=dir_fd)  # of a dead process that had this pid

@@ -19,7 +19,7 @@ from cachefs.core.addresses import address_of
 from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Security
-from cachefs.launcher.state import StateHome, private_dir
+from cachefs.launcher.state import StateHome
 
 TOKENS_NAME: Final = "tokens"
 _TOKEN_BYTES: Final = 32
@@ -68,8 +68,7 @@ def make(home: StateHome, port: int) -> str:
 def draw(home: StateHome) -> str:
     """Creates a file with a new token, not yet assigned to a port (see `keep`), and returns its
     path. Raises as `private_dir`; CacheFSError if it cannot be written."""
-    private_dir(home.path)
-    directory = private_dir(home.path / TOKENS_NAME)
+    directory = home.directory(TOKENS_NAME)
     name = f"new-{secrets.token_hex(8)}"
     dir_fd = os.open(directory, _OPEN_DIR)
     try:

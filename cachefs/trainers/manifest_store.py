@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cachefs.core.errors import BadConfig, CacheFSError, DeadlineExceeded
-from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
+from cachefs.launcher.state import StateHome, lock_within, read_document, write_document
 from cachefs.trainers.manifest_tables import INO_SUFFIX, NAME_SUFFIX, TableMap, TableWriter
 
 LOCK_WAIT_S: Final = 1800.0  # another process lists some ten million names
@@ -52,16 +51,20 @@ class ManifestStore:
 
     def __init__(self, home: StateHome, root: bytes) -> None:
         """Creates the directory. Raises AccessDenied, NoSpace, BadConfig."""
-        private_dir(home.path)
-        manifests = private_dir(home.path / "manifests")
-        self.path = private_dir(manifests / hashlib.sha256(root).hexdigest()[:16])
+        self.path = home.directory("manifests", hashlib.sha256(root).hexdigest()[:16])
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Holds the lock of the builder. Raises DeadlineExceeded after `LOCK_WAIT_S`."""
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _wait_for_lock(fd, time.monotonic() + LOCK_WAIT_S)
+            try:
+                lock_within(fd, LOCK_WAIT_S, _PAUSE_S)
+            except BlockingIOError:
+                raise DeadlineExceeded(
+                    "another process has been building this manifest for half an hour",
+                    remedy="see which process holds the lock in the state home",
+                ) from None
             yield
         finally:
             os.close(fd)
@@ -121,16 +124,3 @@ def _is_unused(path: Path) -> bool:
         return False
     finally:
         os.close(fd)
-
-
-def _wait_for_lock(fd: int, deadline: float) -> None:
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(
-                    "another process has been building this manifest for half an hour",
-                    remedy="see which process holds the lock in the state home",
-                ) from None
-            time.sleep(_PAUSE_S)

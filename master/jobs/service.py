@@ -35,13 +35,7 @@ from master.jobs.job_context import JobContext
 from master.jobs.polls import Polls
 from master.jobs.runner import Clocks, Runner
 from master.state.job_messages import NO_OWNER, waits_for_origin
-from master.state.job_record import (
-    KEY_FOR_S,
-    MAX_ENDED,
-    MAX_UNFINISHED,
-    PATHS_SHOWN,
-    JobRecord,
-)
+from master.state.job_record import KEY_FOR_S, MAX_ENDED, MAX_UNFINISHED, PATHS_SHOWN, JobRecord
 from master.state.jobs import Job
 from master.state.task_dispatcher import TaskDispatcher
 from master.state.window import Part

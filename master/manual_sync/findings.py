@@ -8,12 +8,7 @@ from typing import Final
 from cachefs.core.model import Kind
 from cachefs.core.syncs import Change, ChangeKind
 from master.manual_sync.report import Found, counted
-from master.state.differences import (
-    Difference,
-    Differences,
-    Subdirectories,
-    removed_directories,
-)
+from master.state.differences import Difference, Differences, Subdirectories, removed_directories
 from master.state.records import name_of
 from master.store.base import Store
 from master.store.comparison import Compared

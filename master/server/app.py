@@ -32,12 +32,7 @@ from cachefs.core import cluster as c
 from cachefs.core.access import Caller, check_listen, is_loopback, permit_metrics
 from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.admin import API
-from cachefs.core.errors import (
-    CacheFSError,
-    DeadlineExceeded,
-    ProtocolError,
-    Throttled,
-)
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Throttled
 from cachefs.core.messages import Message, failure_of
 from cachefs.core.placement import View
 from cachefs.network.error_causes import cannot_listen

@@ -18,13 +18,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Done
 from cachefs.core.placement import View
 from master.state.member_record import RECORD_KEY, decode_record, encode_record
-from master.state.membership import (
-    TICK_S,
-    Event,
-    Membership,
-    Outcome,
-    Tick,
-)
+from master.state.membership import TICK_S, Event, Membership, Outcome, Tick
 from master.store.base import Store, Table
 
 log = logging.getLogger(__name__)

@@ -37,13 +37,7 @@ from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
 from cachefs.launcher.cluster import CLUSTER_MODULES
 from cachefs.launcher.processes import is_ours, is_served
-from cachefs.launcher.state import (
-    MountRecord,
-    StateHome,
-    private_dir,
-    read_pointer,
-    remove_pointer,
-)
+from cachefs.launcher.state import MountRecord, StateHome, private_dir, read_pointer, remove_pointer
 
 EXTRAS: Final = {
     "cluster": CLUSTER_MODULES,

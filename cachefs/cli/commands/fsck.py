@@ -9,14 +9,7 @@ import click
 import msgspec
 
 from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import (
-    SHOWN_ID,
-    Block,
-    Cluster,
-    File,
-    blocks_of,
-    open_cluster,
-)
+from cachefs.cli.cluster_files import SHOWN_ID, Block, Cluster, File, blocks_of, open_cluster
 from cachefs.core import cluster as c
 from cachefs.core.addresses import address_of
 from cachefs.core.config import Config

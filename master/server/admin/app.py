@@ -25,13 +25,7 @@ from aiohttp import web
 
 from cachefs.core import admin as a
 from cachefs.core.access import HEADER, Caller, token_of
-from cachefs.core.errors import (
-    AccessDenied,
-    CacheFSError,
-    NotFound,
-    ProtocolError,
-    Throttled,
-)
+from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, ProtocolError, Throttled
 from cachefs.core.message import DECODE_ERRORS
 from cachefs.network.guard import is_loopback_name
 from master.server.admin import openapi, routes
