@@ -34,17 +34,17 @@ def _host(url: str) -> str:
         return ""
 
 
-def switch(options: Mapping[str, str], name: str) -> bool:
-    """Returns the value of an option that is true or false."""
+def switch(options: Mapping[str, str], name: str, shown: str = "") -> bool:
+    """Returns the value of an option that is true or false. `shown`: its name in messages."""
     value = options.get(name, "").strip().lower()
     if value not in _TRUE | _FALSE:
-        raise BadConfig(f"bad value {value!r} of {name}", remedy="write true or false")
+        raise BadConfig(f"bad value {value!r} of {shown or name}", remedy="write true or false")
     return value in _TRUE
 
 
-def file_path(options: Mapping[str, str], name: str, what: str) -> str:
-    """Returns the value of an option that names a file, or ""."""
+def file_path(options: Mapping[str, str], name: str, what: str, shown: str = "") -> str:
+    """Returns the value of an option that names a file, or "". `shown`: its name in messages."""
     path = options.get(name, "")
     if path and not os.path.isfile(path):
-        raise BadConfig(f"{name}: no such file", path=path, remedy=f"give {what}")
+        raise BadConfig(f"{shown or name}: no such file", path=path, remedy=f"give {what}")
     return path

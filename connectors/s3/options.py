@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ import msgspec
 
 from cachefs.core.errors import BadConfig
 from connectors import credential
+from connectors.objects import options as shared
 
 OPTIONS: Final[dict[str, str]] = {
     "endpoint_url": "URL of the S3 server; default: the environment's or profile's, else AWS",
@@ -24,8 +24,6 @@ OPTIONS: Final[dict[str, str]] = {
     "ordered_listings": "false: the server lists names in another order than AWS; default true",
 }
 ADDRESSING_STYLES: Final = ("auto", "path", "virtual")
-_TRUE: Final = frozenset({"true", "1", "yes", "on"})
-_FALSE: Final = frozenset({"", "false", "0", "no", "off"})
 
 
 class S3Options(msgspec.Struct, frozen=True):
@@ -52,7 +50,7 @@ def parse_options(options: Mapping[str, str]) -> S3Options:
         region=options.get("region", ""),
         requester_pays=_boolean(options, "requester_pays"),
         anonymous=_boolean(options, "anonymous"),
-        ca_bundle=_ca_bundle(options.get("ca_bundle", "")),
+        ca_bundle=shared.file_path(options, "ca_bundle", "a PEM file", "--ca-bundle"),
         addressing_style=_addressing_style(options.get("addressing_style", "") or "auto"),
         ordered_listings=_boolean({"ordered_listings": "true", **options}, "ordered_listings"),
     )
@@ -79,16 +77,7 @@ def _host(url: str) -> str:
 
 
 def _boolean(options: Mapping[str, str], name: str) -> bool:
-    value = options.get(name, "").strip().lower()
-    if value not in _TRUE | _FALSE:
-        raise BadConfig(f"bad value {value!r} of {_flag(name)}", remedy="write true or false")
-    return value in _TRUE
-
-
-def _ca_bundle(path: str) -> str:
-    if path and not os.path.isfile(path):
-        raise BadConfig("--ca-bundle: no such file", path=path, remedy="give a PEM file")
-    return path
+    return shared.switch(options, name, _flag(name))
 
 
 def _addressing_style(style: str) -> str:

@@ -23,12 +23,20 @@ _PLAIN: Final = Capabilities(
 )
 
 
-class NullConnector:
-    """The connector of an empty origin."""
+class _NoOrigin:
+    """What both connectors share."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return _PLAIN
+    capabilities = _PLAIN
+
+    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class NullConnector(_NoOrigin):
+    """The connector of an empty origin."""
 
     def check(self) -> None:
         """Always succeeds."""
@@ -47,22 +55,12 @@ class NullConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         raise NotFound("no source is there")
 
-    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
-        return None
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class UnavailableConnector:
+class UnavailableConnector(_NoOrigin):
     """The connector of an unopened source: fails like a down origin; stored metadata is served."""
 
     def __init__(self, why: CacheFSError) -> None:
         self.why = why
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return _PLAIN
 
     def check(self) -> None:
         self._fail()
@@ -78,12 +76,6 @@ class UnavailableConnector:
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         self._fail()
-
-    def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
-        return None
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _fail(self) -> NoReturn:
         raise Unavailable(self.why.cause, remedy=self.why.remedy) from self.why

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -11,11 +11,13 @@ import msgspec
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import Caller
-from cachefs.core.errors import BadConfig, ProtocolError
+from cachefs.core.errors import BadConfig
 from cachefs.core.model import NamespaceId
 from cachefs.core.placement import View
+from master.server.admin.queries import Page
 
 T = TypeVar("T", bound=m.Message)
+Item = TypeVar("Item")
 
 
 class Peers(Protocol):
@@ -101,5 +103,10 @@ def position(text: str | None) -> bytes:
         raise BadConfig("not a place in this walk", remedy="give the `next` of a page") from err
 
 
-def no_peers() -> ProtocolError:
-    return ProtocolError("workers cannot be asked from here")
+def page_of(
+    items: Iterable[Item], key: Callable[[Item], str], query: Page
+) -> tuple[list[Item], str | None]:
+    """Returns the page of a list that a query asks for, in the order of `key`, and its `next`."""
+    later = sorted((one for one in items if query.next is None or key(one) > query.next), key=key)
+    page = later[: query.limit]
+    return page, key(page[-1]) if len(later) > len(page) else None

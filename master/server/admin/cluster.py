@@ -9,7 +9,7 @@ from cachefs.core.admin_sources import NewSource, Source, SourceAdded, SourceCha
 from cachefs.core.errors import NotFound
 from cachefs.core.model import UfsSpec
 from master.push.s3_events import objects
-from master.server.admin.at import At, Reply
+from master.server.admin.at import At, Reply, page_of
 
 
 async def about(at: At) -> a.About:
@@ -25,10 +25,7 @@ async def status(at: At) -> a.ClusterStatus:
 
 async def list_sources(at: At) -> Sources:
     rows = (await at.ask(c.ListUfs(), c.UfsTable)).rows
-    items = sorted((Source.of(row) for row in rows), key=lambda source: source.path)
-    later = [one for one in items if at.query.next is None or one.path > at.query.next]
-    page = later[: at.query.limit]
-    return Sources(page, page[-1].path if len(later) > len(page) else None)
+    return Sources(*page_of([Source.of(row) for row in rows], lambda one: one.path, at.query))
 
 
 async def add_source(at: At) -> Reply:
@@ -73,34 +70,17 @@ async def remove_source(at: At) -> Reply:
 
 async def list_workers(at: At) -> a.Workers:
     table = await at.ask(c.ListWorkers(), c.WorkerTable)
-    rows = sorted(table.rows, key=lambda row: row.id)
-    later = [row for row in rows if at.query.next is None or row.id > at.query.next]
-    page = later[: at.query.limit]
+    rows, following = page_of(table.rows, lambda row: row.id, at.query)
     return a.Workers(
-        [a.Worker.of(row) for row in page],
+        [a.Worker.of(row) for row in rows],
         table.view.epoch,
         [member.id for member in table.view.members],
         bool(table.view.before),
-        page[-1].id if len(later) > len(page) else None,
+        following,
     )
 
 
 async def show_worker(at: At) -> a.Worker:
-    return await _worker(at)
-
-
-async def change_worker(at: At) -> a.Worker:
-    worker = (await _worker(at)).id
-    await at.ask(c.Drain(worker, undo=not at.body.draining), m.Done)
-    return await _worker(at)
-
-
-async def remove_worker(at: At) -> Reply:
-    await at.ask(c.RemoveWorker((await _worker(at)).id), m.Done)
-    return Reply(None, 204)
-
-
-async def _worker(at: At) -> a.Worker:
     """Returns the worker by its id, a unique start of it, or its address. Raises NotFound."""
     rows = (await at.ask(c.ListWorkers(), c.WorkerTable)).rows
     name: str = at.params.worker
@@ -110,3 +90,14 @@ async def _worker(at: At) -> a.Worker:
         how_many = f"{len(found)} workers match" if found else "no worker matches"
         raise NotFound(f"{how_many} {name!r}", remedy="GET /api/v1/workers lists them")
     return a.Worker.of(found[0])
+
+
+async def change_worker(at: At) -> a.Worker:
+    worker = (await show_worker(at)).id
+    await at.ask(c.Drain(worker, undo=not at.body.draining), m.Done)
+    return await show_worker(at)
+
+
+async def remove_worker(at: At) -> Reply:
+    await at.ask(c.RemoveWorker((await show_worker(at)).id), m.Done)
+    return Reply(None, 204)

@@ -21,7 +21,7 @@ from cachefs.core.model import ContentId, Inode, Kind
 from cachefs.core.pages import BLOCK_PAGES
 from cachefs.core.placement import Placement, block_count
 from cachefs.core.policies import Rule, shown
-from master.server.admin.at import At, no_peers, position
+from master.server.admin.at import At, position
 
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that receive requests
 LOST: Final = "lost"
@@ -53,7 +53,7 @@ class Asked:
     def __init__(self, at: At) -> None:
         """Raises ProtocolError if this server cannot reach workers."""
         if at.backend.peers is None:
-            raise no_peers()
+            raise ProtocolError("workers cannot be asked from here")
         self._peers = at.backend.peers
         self._hides_addresses = bool(at.caller.prefix)
         self._rows = {row.id: row for row in at.backend.workers.rows()}

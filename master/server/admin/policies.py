@@ -5,7 +5,7 @@ from __future__ import annotations
 from cachefs.core import admin as a
 from cachefs.core import messages as m
 from cachefs.core.policies import FIELDS, Policy, shown
-from master.server.admin.at import At
+from master.server.admin.at import At, page_of
 from master.server.alarms import quota_used_bytes
 
 
@@ -34,9 +34,7 @@ async def _at(at: At, path: bytes) -> a.PolicyAt:
 
 async def list_quotas(at: At) -> a.Quotas:
     rows = await quota_uses(at, a.bytes_of(at.query.path))
-    later = [row for row in rows if at.query.next is None or row.path > at.query.next]
-    page = later[: at.query.limit]
-    return a.Quotas(page, page[-1].path if len(later) > len(page) else None)
+    return a.Quotas(*page_of(rows, lambda row: row.path, at.query))
 
 
 async def quota_uses(at: At, path: bytes) -> list[a.QuotaUse]:

@@ -3,7 +3,7 @@ of a route; the OpenAPI page has one for each field."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -94,3 +94,13 @@ class OfJobAction(OfJob, frozen=True):
 
 class OfSync(Params, frozen=True):
     sync: Number
+
+
+# Of a path, by the names in it.
+IN_PATHS: Final[dict[tuple[str, ...], type[Params]]] = {
+    (): Params,
+    ("worker",): OfWorker,
+    ("job",): OfJob,
+    ("job", "action"): OfJobAction,
+    ("sync",): OfSync,
+}

@@ -16,6 +16,7 @@ from master.push.s3_events import Notification
 from master.server.admin import cluster, files, health, jobs, policies, queries
 from master.server.admin.at import At
 
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 MAX_EVENTS_BYTES: Final = 1 << 20  # of a body that any sender may send
 
 Handler = Callable[[At], Awaitable[Any]]
@@ -32,13 +33,15 @@ class Route:
     handler: Handler
     answers: dict[int, type[msgspec.Struct] | None]
     query: type[queries.Params] = queries.Query
-    params: type[queries.Params] = queries.Params
     body: type[msgspec.Struct] | None = None
     keyed: bool = False
     admit: Callable[[At], Awaitable[None]] | None = None  # in place of a token, before the body
+    params: type[queries.Params] = field(init=False)
     tag: str = field(init=False)
 
     def __post_init__(self) -> None:
+        params = queries.IN_PATHS[tuple(_PARAMETER.findall(self.path))]
+        object.__setattr__(self, "params", params)
         object.__setattr__(self, "tag", self.path.split("/")[1] if self.path else "about")
 
     @property
@@ -61,9 +64,8 @@ def _get(
     handler: Handler,
     answer: type[msgspec.Struct],
     query: type[queries.Params] = queries.Query,
-    params: type[queries.Params] = queries.Params,
 ) -> Route:
-    return Route("GET", path, summary, handler, {200: answer}, query, params)
+    return Route("GET", path, summary, handler, {200: answer}, query)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -109,20 +111,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     # workers
     _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),
-    _get(
-        "/workers/{worker}",
-        "One worker.",
-        cluster.show_worker,
-        a.Worker,
-        params=queries.OfWorker,
-    ),
+    _get("/workers/{worker}", "One worker.", cluster.show_worker, a.Worker),
     Route(
         "PATCH",
         "/workers/{worker}",
         "Drain a worker, or let it own data again.",
         cluster.change_worker,
         {200: a.Worker},
-        params=queries.OfWorker,
         body=a.WorkerChange,
     ),
     Route(
@@ -131,7 +126,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Forget a worker that is lost or drained.",
         cluster.remove_worker,
         {204: None},
-        params=queries.OfWorker,
     ),
     # policies
     _get(
@@ -206,14 +200,13 @@ ROUTES: Final[tuple[Route, ...]] = (
         body=a.NewJob,
         keyed=True,
     ),
-    _get("/jobs/{job}", "One job.", jobs.show_job, a.Job, params=queries.OfJob),
+    _get("/jobs/{job}", "One job.", jobs.show_job, a.Job),
     Route(
         "DELETE",
         "/jobs/{job}",
         "Forget a job that does not run.",
         jobs.forget_job,
         {204: None},
-        params=queries.OfJob,
     ),
     Route(
         "POST",
@@ -221,7 +214,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         "More paths of a job that was submitted with `more`.",
         jobs.add_paths,
         {200: a.Job},
-        params=queries.OfJob,
         body=a.JobPaths,
     ),
     Route(
@@ -230,7 +222,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Stop a job, resume a stopped one, or retry the failed files of one that has ended.",
         jobs.control_job,
         {200: a.Job},
-        params=queries.OfJobAction,
         body=a.Nothing,
     ),
     _get(
@@ -239,7 +230,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         jobs.list_failures,
         a.FailedFiles,
         queries.Next_,
-        queries.OfJob,
     ),
     # syncs
     Route(
@@ -256,7 +246,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         jobs.show_sync,
         Sync,
         queries.Next_,
-        queries.OfSync,
     ),
     Route(
         "DELETE",
@@ -264,11 +253,9 @@ ROUTES: Final[tuple[Route, ...]] = (
         "End a sync here.",
         jobs.stop_sync,
         {204: None},
-        params=queries.OfSync,
     ),
 )
 
-_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 # Each route with the segments of its path, and the name of the parameter that a segment is, or "".
 _PATTERNS: Final = [
     (
