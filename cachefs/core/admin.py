@@ -9,6 +9,7 @@ The server refuses requests with unknown fields. Clients ignore unknown fields o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -47,6 +48,11 @@ class Nothing(Request, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     """Base of the bodies of replies."""
+
+
+def same_fields(thing: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the values of the fields that a body has in common with a struct of the calls."""
+    return {name: getattr(thing, name) for name in names}
 
 
 class Problem(Answer, frozen=True):
@@ -105,10 +111,10 @@ class Worker(Answer, frozen=True):
 
     @classmethod
     def of(cls, row: c.WorkerRow) -> Worker:
-        return cls(**{name: getattr(row, name) for name in cls.__struct_fields__})
+        return cls(**same_fields(row, cls.__struct_fields__))
 
     def row(self) -> c.WorkerRow:
-        return c.WorkerRow(**{name: getattr(self, name) for name in self.__struct_fields__})
+        return c.WorkerRow(**msgspec.structs.asdict(self))
 
 
 class Workers(Answer, frozen=True):
@@ -371,13 +377,13 @@ class Job(Answer, frozen=True):
     def of(cls, shown: JobStatus) -> Job:
         spec = shown.spec
         settings = JobSettings(spec.bandwidth_bytes_s, spec.hold_s, spec.verify, spec.priority)
-        same = {name: getattr(shown, name) for name in _SAME_OF_JOBS}
+        same = same_fields(shown, _SAME_OF_JOBS)
         return cls(paths=[text_of(path) for path in shown.paths], settings=settings, **same)
 
     def shown(self) -> JobStatus:
         paths = [bytes_of(path) for path in self.paths]
-        settings = {name: getattr(self.settings, name) for name in JobSettings.__struct_fields__}
-        same = {name: getattr(self, name) for name in _SAME_OF_JOBS}
+        settings = msgspec.structs.asdict(self.settings)
+        same = same_fields(self, _SAME_OF_JOBS)
         return JobStatus(paths=paths, spec=JobSpec(tuple(paths), **settings), **same)
 
 

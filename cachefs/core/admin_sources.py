@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, field
 
 from cachefs.core import cluster as c
-from cachefs.core.admin import Answer, Request
+from cachefs.core.admin import Answer, Request, same_fields
 from cachefs.core.admin_paths import PathText, bytes_of, text_of
 from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import PUSH_INTERVAL_S
@@ -64,41 +64,19 @@ class Source(Answer, frozen=True):
 
     @classmethod
     def of(cls, row: c.UfsRow) -> Source:
-        return cls(
-            text_of(row.path),
-            row.source.url,
-            row.source.options,
-            row.sync_interval_s,
-            row.origin_down,
-            row.warning,
-            row.push,
-            row.pushed,
-            row.pushed_at,
-            row.push_interval_s,
-            row.feed_current_at,
-            row.feed_error,
-            row.background_last_at,
-            row.background_next_at,
-            row.background_error,
-        )
+        same = same_fields(row, _SAME_OF_SOURCES)
+        return cls(path=text_of(row.path), url=row.source.url, options=row.source.options, **same)
 
     def row(self) -> c.UfsRow:
+        same = same_fields(self, _SAME_OF_SOURCES)
         return c.UfsRow(
-            b"/" + bytes_of(self.path),
-            UfsSpec(self.url, self.options),
-            self.sync_interval_s,
-            self.origin_down,
-            self.warning,
-            self.push,
-            self.pushed,
-            self.pushed_at,
-            self.push_interval_s,
-            self.feed_current_at,
-            self.feed_error,
-            self.background_last_at,
-            self.background_next_at,
-            self.background_error,
+            path=b"/" + bytes_of(self.path), source=UfsSpec(self.url, self.options), **same
         )
+
+
+_SAME_OF_SOURCES: Final = tuple(
+    name for name in Source.__struct_fields__ if name not in ("path", "url", "options")
+)
 
 
 class Sources(Answer, frozen=True):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from cachefs.core import messages as m
-from cachefs.core.admin import Answer, Request
+from cachefs.core.admin import Answer, Request, same_fields
 from cachefs.core.admin_paths import PathText, bytes_of, text_of
 from cachefs.core.syncs import Change, ChangeKind, SyncStatus
 
@@ -52,7 +52,7 @@ class Sync(Answer, frozen=True):
     @classmethod
     def of(cls, reply: m.SyncReply, after: int) -> Sync:
         shown, changes = reply.sync, reply.changes
-        same = {name: getattr(shown, name) for name in _SAME_OF_SYNCS}
+        same = same_fields(shown, _SAME_OF_SYNCS)
         is_over = shown.state != "running" and not changes
         return cls(
             path=text_of(shown.path),
@@ -62,7 +62,7 @@ class Sync(Answer, frozen=True):
         )
 
     def reply(self) -> m.SyncReply:
-        same = {name: getattr(self, name) for name in _SAME_OF_SYNCS}
+        same = same_fields(self, _SAME_OF_SYNCS)
         changes = [Change(one.kind, bytes_of(one.path), one.is_directory) for one in self.changes]
         return m.SyncReply(SyncStatus(path=bytes_of(self.path), **same), changes)
 
