@@ -96,9 +96,11 @@ def test_doctor_says_what_the_next_mount_takes(run: Run) -> None:
     assert found["transport"]["detail"].startswith("auto takes ")
 
 
-def test_sockets_without_a_supervisor_are_cleared(run: Run, home: StateHome) -> None:
+def test_sockets_without_a_supervisor_are_cleared(
+    run: Run, home: StateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left, used = home.control_socket("/mnt/left"), home.control_socket("/mnt/used")
-    os.chdir(left.parent)  # the paths are too long to bind
+    monkeypatch.chdir(left.parent)  # the paths are too long to bind
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(left.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as living:
