@@ -25,6 +25,7 @@ from worker.store import filesystem
 from worker.tier import demotion
 
 SMALL = 110 << 10
+AT_ONCE_S = 10.0  # on a busy machine; who waits for the slow tier waits for ever
 
 
 async def promoted(tiers: Cache, ino: int) -> None:
@@ -187,12 +188,12 @@ def test_nobody_who_needs_room_waits_for_a_slow_tier(
                 ino for ino in rig.data if rig.content(ino).key in space._demotion.copying
             }
             for ino in range(5, 11):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(AT_ONCE_S):
                     assert await space.reserve(8 * MIB)
                 space.release(8 * MIB)
                 since = time.monotonic()
                 assert (await read(tiers, ino))[0] == rig.data[ino]
-                assert time.monotonic() - since < 1.0, f"file {ino}"
+                assert time.monotonic() - since < AT_ONCE_S, f"file {ino}"
             await making
             assert on_their_way <= rig.in_tier(0), "they stay until they are below"
             assert caplog.text.count("the next tier is slow") == 1
