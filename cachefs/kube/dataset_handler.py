@@ -17,6 +17,7 @@ from cachefs.kube.dataset import Dataset
 from cachefs.kube.master_calls import MasterCalls
 from cachefs.kube.master_view import MasterView
 from cachefs.kube.names import FINALIZER, Key, Object
+from cachefs.kube.remedies import with_remedy
 from cachefs.kube.reporter import Reporter, utc_now
 from cachefs.kube.rules import Rules
 from cachefs.kube.status import Status
@@ -104,7 +105,7 @@ class DatasetHandler:
         is_away = self._master.is_away(err)
         if is_away:
             self._view.is_away(err.cause)
-        return Failure(type(step), err.code, err.one_line(), is_away)
+        return Failure(type(step), err.code, with_remedy(err).one_line(), is_away)
 
     async def _changed(self, step: Step, seen: Seen) -> Seen:
         """Takes a step that may fail, and returns what was seen."""
