@@ -9,14 +9,7 @@ import time
 from typing import Final
 
 import cachefs
-from cachefs.client.sockets import (
-    DescriptorLost,
-    close_fd,
-    connect_socket,
-    listener_pid,
-    listener_uid,
-    receive,
-)
+from cachefs.client.sockets import connect_socket, listener_pid, listener_uid
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, DeadlineExceeded, ProtocolError, Unreachable
 
@@ -127,11 +120,7 @@ class BlockingClient:
         if remaining_s <= 0:
             raise TimeoutError
         self._sock.settimeout(remaining_s)
-        try:
-            data, fd = receive(self._sock)
-        except DescriptorLost as lost:  # this side would close it
-            data, fd = lost.data, None
-        close_fd(fd)
+        data = self._sock.recv(m.MAX_FRAME_BYTES)  # the kernel closes a descriptor with it
         if not data:
             raise Unreachable("the server ended the connection")
         frame = m.decode(data)

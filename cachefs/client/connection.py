@@ -33,6 +33,7 @@ from cachefs.client.sockets import (
 )
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.owned_fd import own
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ class Connection:
                 self._room.unpark()
             return caller.wait.resume((frame.body, fd))
         if isinstance(frame.body, m.PublishedDirectory):
-            return self.published.replace(frame.body.tier, fd)
+            return self.published.replace(frame.body.tier, own(fd) if fd is not None else None)
         if isinstance(frame.body, m.Cover):
             return self.on_cover(frame.body, fd)
         close_fd(fd)
@@ -392,7 +393,7 @@ class Connection:
             raise ProtocolError(f"unexpected reply {type(reply).__name__} to Hello")
         self.knows_covers = reply.covers
         self.published.close()  # the other tiers' directories arrive as events
-        self.published.replace(0, fd)
+        self.published.replace(0, own(fd) if fd is not None else None)
 
     async def _attach_again(self, sock: socket.socket) -> m.Attached | None:
         if self._attach is None:

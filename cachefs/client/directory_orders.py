@@ -19,6 +19,7 @@ from cachefs.core.errors import (
     Unsupported,
 )
 from cachefs.core.order_ioctl import END, PIECE, STATE, ListPiece, ListState, pieces
+from cachefs.core.owned_fd import opened
 
 _TYPES: Final[dict[int, type[CacheFSError]]] = {
     errno.EACCES: AccessDenied,
@@ -61,12 +62,10 @@ class DirectoryOrders:
 
     def _call(self, command: int, arguments: Iterable[bytearray]) -> None:
         try:
-            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with opened(os.open, self.path, flags) as directory:
                 for argument in arguments:
                     fcntl.ioctl(directory, command, argument)
-            finally:
-                os.close(directory)
         except OSError as err:
             raise self._typed(err) from err
 

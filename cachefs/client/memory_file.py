@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 
+from cachefs.core.owned_fd import OwnedFd, opened
 
-def memory_file(data: bytes) -> int:
+
+def memory_file(data: bytes) -> OwnedFd:
     """Returns a descriptor of a memfd with these bytes. Raises OSError."""
-    fd = os.memfd_create("copied", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, data)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    owner = opened(os.memfd_create, "copied", os.MFD_CLOEXEC)
+    os.write(owner.fileno(), data)
+    return owner

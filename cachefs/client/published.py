@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from cachefs.client.sockets import close_fd
+from cachefs.core.owned_fd import OwnedFd
 
 MOST_TIERS: Final = 16  # larger numbers are ignored as invalid
 
 
 class PublishedDir:
-    """A directory: a descriptor and its tier. A replacement for the same tier is a new object,
-    even if it gets the same descriptor number."""
+    """A directory: a descriptor, its owner if it has one, and its tier. A replacement for the same
+    tier is a new object, even if it gets the same descriptor number."""
 
-    __slots__ = ("fd", "tier")
+    __slots__ = ("fd", "owner", "tier")
 
-    def __init__(self, tier: int, fd: int) -> None:
+    def __init__(self, tier: int, fd: int, owner: OwnedFd | None = None) -> None:
         self.tier = tier
         self.fd = fd
+        self.owner = owner
+
+    def close(self) -> None:
+        if self.owner is not None:
+            self.owner.close()
 
 
 class PublishedDirs:
@@ -26,17 +31,16 @@ class PublishedDirs:
     def __init__(self) -> None:
         self.dirs: tuple[PublishedDir, ...] = ()
 
-    def replace(self, tier: int, fd: int | None) -> None:
-        """Replaces the directory of a tier by `fd`, which this object then owns; None removes
-        it."""
+    def replace(self, tier: int, owner: OwnedFd | None) -> None:
+        """Replaces the directory of a tier by the one of a descriptor; None removes it."""
         if not 0 <= tier < MOST_TIERS:
-            return close_fd(fd)
+            return
         kept = [known for known in self.dirs if known.tier != tier]
         replaced = [known for known in self.dirs if known.tier == tier]
-        new = [PublishedDir(tier, fd)] if fd is not None else []
+        new = [PublishedDir(tier, owner.fileno(), owner)] if owner is not None else []
         self.dirs = tuple(sorted([*kept, *new], key=lambda known: known.tier))
         for known in replaced:
-            close_fd(known.fd)
+            known.close()
 
     def of(self, tier: int) -> PublishedDir | None:
         """Returns the directory of a tier, or None."""
@@ -44,6 +48,6 @@ class PublishedDirs:
 
     def close(self) -> None:
         """Closes all directories. The object may be used again."""
-        for known in self.dirs:
-            close_fd(known.fd)
-        self.dirs = ()
+        dirs, self.dirs = self.dirs, ()
+        for known in dirs:
+            known.close()

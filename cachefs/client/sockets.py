@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import Final
+from collections import deque
+from itertools import repeat
+from typing import Any, Final
 
 from cachefs.client.lost_descriptors import CAUSE, REMEDY
 from cachefs.core.errors import NoDescriptorLeft, ProtocolError, Unreachable, lacks_descriptors
 from cachefs.core.messages import MAX_FRAME_BYTES, Frame, decode
-from cachefs.network.unix_sockets import fds_in, fds_room, peer_credentials
+from cachefs.core.owned_fd import opened
+from cachefs.network.unix_sockets import Ancillary, close_all, fds_in, fds_room, peer_credentials
 
 MAX_IN_FLIGHT: Final = 3072  # calls of one connection
 CONNECT_LIMIT_S: Final = 2.0  # the queue of a server that hangs may be full
@@ -60,11 +63,8 @@ def _limit_sends(sock: socket.socket, limit_s: float) -> None:
 def connect_long(sock: socket.socket, path: str) -> None:
     """Connects to a path that may be longer than an address. Raises OSError."""
     directory, name = os.path.split(path)
-    dir_fd = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock.connect(f"/proc/self/fd/{dir_fd}/{name}")
-    finally:
-        os.close(dir_fd)
+    with opened(os.open, directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) as held:
+        sock.connect(f"/proc/self/fd/{held.fileno()}/{name}")
 
 
 def listener_pid(sock: socket.socket) -> int:
@@ -86,21 +86,41 @@ class DescriptorLost(NoDescriptorLeft):
         self.data = data
 
 
-def receive(sock: socket.socket) -> tuple[bytes, int | None]:
-    """Returns one frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
-    Raises OSError as the socket does, DescriptorLost, and ProtocolError for a frame that is
-    truncated or has more than one descriptor; then no descriptor stays open."""
-    data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
+Received = tuple[bytes, list[Ancillary], int, Any]  # as from `socket.recvmsg`
+
+
+def receive_all(sock: socket.socket, inbox: deque[Any], most: int) -> None:
+    """Appends what has arrived, at most so many frames, as `Received`. Raises OSError as the
+    socket does, after the last frame; at the end of the stream they are empty. All of this is one
+    call in C, so that no signal handler runs between the arrival of a descriptor and the append."""
+    sizes = repeat(MAX_FRAME_BYTES, most)
+    inbox.extend(map(sock.recvmsg, sizes, repeat(_ANCILLARY_BYTES), repeat(_FLAGS)))
+
+
+def descriptors_of(received: Received) -> list[int]:
+    """Returns the descriptor of a frame, if any. Raises as `receive`, but closes nothing."""
+    data, ancillary, flags, _ = received
     if not ancillary and not flags & _CUT_OFF:
-        return data, None
+        return []
     fds = fds_in(ancillary)
     if data and not fds and flags & _CUT_OFF == _NO_ROOM:
         raise DescriptorLost(data)
     if len(fds) > 1 or flags & _CUT_OFF:
-        for fd in fds:
-            os.close(fd)
         raise ProtocolError("a frame of the server was truncated")
-    return data, fds[0] if fds else None
+    return fds
+
+
+def receive(sock: socket.socket) -> tuple[bytes, int | None]:
+    """Returns one frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
+    Raises OSError as the socket does, DescriptorLost, and ProtocolError for a frame that is
+    truncated or has more than one descriptor; then no descriptor stays open."""
+    received = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
+    try:
+        fds = descriptors_of(received)
+    except ProtocolError:
+        close_all(fds_in(received[1]))
+        raise
+    return received[0], fds[0] if fds else None
 
 
 def decode_owned(data: bytes, fd: int | None) -> Frame:

@@ -298,7 +298,8 @@ class Files:
             return self._keep(handle, reply, reply.end, reply.base, descriptor)
         close_fd(fd)
         if reply.data:
-            descriptor = Descriptor(memory_file(reply.data), INLINE, handle.tier)
+            copied = memory_file(reply.data)
+            descriptor = Descriptor(copied.fileno(), INLINE, handle.tier, copied)
             end = reply.start + len(reply.data)
             return self._keep(handle, reply, end, reply.start, descriptor)
         if handle.complete:

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from cachefs.core.errors import NotFound
 from cachefs.core.messages import MOST_KEPT
 from cachefs.core.model import NamespaceId
+from cachefs.core.owned_fd import OwnedFd
 from cachefs.fuse.intervals import Intervals
 
 
 class Descriptor:
-    """A descriptor that closes once it is dropped and has no users."""
+    """A descriptor that closes once it is dropped and has no users. `owner`: of `fd`, if it is not
+    this object alone."""
 
-    __slots__ = ("_dropped", "_users", "fd", "flags", "tier")
+    __slots__ = ("_dropped", "_owner", "_users", "fd", "flags", "tier")
 
-    def __init__(self, fd: int, flags: int, tier: int = 0) -> None:
+    def __init__(self, fd: int, flags: int, tier: int = 0, owner: OwnedFd | None = None) -> None:
         self.fd = fd
+        self._owner = owner
         self.flags = flags  # how it is read, see `cachefs.fuse.pread`
         self.tier = tier  # of the node, whose disk it is read from
         self._users = 0
@@ -44,7 +47,10 @@ class Descriptor:
     def _close_if_unused(self) -> None:
         if self._dropped and not self._users and self.fd >= 0:
             fd, self.fd = self.fd, -1
-            os.close(fd)
+            if self._owner is None:
+                os.close(fd)
+            else:
+                self._owner.close()
 
 
 class Segment:

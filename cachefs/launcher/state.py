@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -47,6 +48,7 @@ from cachefs.core.errors import (
     lacks_descriptors,
 )
 from cachefs.core.model import NamespaceId, UfsSpec
+from cachefs.core.owned_fd import opened
 from cachefs.core.specs import ClientSpec, MasterAccess
 from cachefs.launcher.directories import check_unshared
 
@@ -136,11 +138,8 @@ def private_dir(path: str | os.PathLike[str]) -> Path:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
-        fd = os.open(path, _OPEN_DIR)
-        try:
-            _check_private(fd, path)
-        finally:
-            os.close(fd)
+        with opened(os.open, path, _OPEN_DIR) as directory:
+            _check_private(directory.fileno(), path)
     return path
 
 
@@ -341,12 +340,9 @@ def _dir_error(path: Path, err: OSError) -> CacheFSError:
 def _locked_dir(path: Path) -> Iterator[int]:
     """Yields a descriptor of the directory, under a lock for one change in it. Raises OSError
     if another process holds the lock for `_CHANGE_S`."""
-    fd = os.open(path, _OPEN_DIR)
-    try:
-        lock_within(fd, _CHANGE_S, _CHANGE_PAUSE_S)
-        yield fd
-    finally:
-        os.close(fd)
+    with opened(os.open, path, _OPEN_DIR) as directory:
+        lock_within(directory.fileno(), _CHANGE_S, _CHANGE_PAUSE_S)
+        yield directory.fileno()
 
 
 def lock_within(fd: int, wait_s: float, pause_s: float) -> None:
@@ -365,37 +361,33 @@ def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
     """Returns the JSON document; None if missing, torn, too long or not the owner's (-1: ours).
     Raises OSError if this process may open no more files: there may be one."""
     try:
-        fd = os.open(
-            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd
-        )
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        file = opened(functools.partial(os.open, dir_fd=dir_fd), name, flags)
     except OSError as err:
         if lacks_descriptors(err):
             raise
         return None
-    try:
-        info = os.fstat(fd)
-        wanted = os.geteuid() if owner < 0 else owner
-        if info.st_uid != wanted or not stat.S_ISREG(info.st_mode):
+    with file:
+        try:
+            info = os.fstat(file.fileno())
+            wanted = os.geteuid() if owner < 0 else owner
+            if info.st_uid != wanted or not stat.S_ISREG(info.st_mode):
+                return None
+            return json.loads(os.read(file.fileno(), _MAX_RECORD_BYTES))
+        except (OSError, ValueError, RecursionError):
             return None
-        return json.loads(os.read(fd, _MAX_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    finally:
-        os.close(fd)
 
 
 def read_document(directory: str | os.PathLike[str], name: str, owner: int = -1) -> Any:
     """Returns a JSON document; None if it is missing, torn or not the owner's (-1: ours)."""
     try:
-        dir_fd = os.open(directory, _OPEN_DIR)
+        held = opened(os.open, directory, _OPEN_DIR)
     except OSError as err:
         if lacks_descriptors(err):
             raise
         return None
-    try:
-        return _read_at(dir_fd, name, owner)
-    finally:
-        os.close(dir_fd)
+    with held:
+        return _read_at(held.fileno(), name, owner)
 
 
 def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> None:
@@ -405,9 +397,9 @@ def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=dir_fd)  # of a dead process that had this pid
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
+        held = opened(functools.partial(os.open, dir_fd=dir_fd), temporary, flags, 0o600)
         try:
-            with open(fd, "w", encoding="ascii") as file:
+            with held, open(held.fileno(), "w", encoding="ascii", closefd=False) as file:
                 json.dump(value, file)
             os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         except BaseException:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NoDescriptorLeft, ProtocolError, Stale
 from cachefs.core.model import Inode, NamespaceId
+from cachefs.core.owned_fd import OwnedFd
 from cachefs.library.node_session import TRIES, NodeSession, checked
 from cachefs.library.pipeline import IN_FLIGHT, Pipeline
 from cachefs.library.published_files import read_all
@@ -80,38 +79,34 @@ class ColdReads:
     def _take(self, item: int, reply: Reply) -> m.Message | None:
         try:
             if item in self._open:
-                return self._ensured(item, checked(reply, m.Ensured), reply.fd)
-            return self._opened(item, checked(reply, m.Opened), reply.fd)
+                return self._ensured(item, checked(reply, m.Ensured), reply.take())
+            return self._opened(item, checked(reply, m.Opened), reply)
         except (CacheFSError, OSError) as err:
             self._end(item, err)
             return None
 
-    def _opened(self, item: int, opened: m.Opened, fd: int | None) -> m.Message | None:
+    def _opened(self, item: int, opened: m.Opened, reply: Reply) -> m.Message | None:
         wanted = self._wanted[item]
-        read = self._open[item] = _PartialRead(opened.handle, fd, wanted.start)
+        read = self._open[item] = _PartialRead(reply.take(), wanted.start)
+        read.handle, reply.handle = reply.handle, 0
         if opened.size != wanted.inode.size:
             raise Stale("the file has another size than its name had")
-        if opened.complete and (fd is not None or not opened.size):
-            read.take(fd, wanted.start, wanted.stop, 0)
+        if opened.complete and (read.owner is not None or not opened.size):
+            read.take(read.owner, wanted.start, wanted.stop, 0)
         return self._next(item, read)
 
-    def _ensured(self, item: int, reply: m.Ensured, fd: int | None) -> m.Message | None:
+    def _ensured(self, item: int, reply: m.Ensured, owner: OwnedFd | None) -> m.Message | None:
         read, stop = self._open[item], self._wanted[item].stop
         end = min(reply.end, stop)
         if end <= read.position:
-            close_fd(fd)
             raise ProtocolError(f"the server granted nothing at {read.position}")
         if reply.data:
-            close_fd(fd)
             read.add(reply.data[: end - read.position])
-        elif reply.segment and fd is not None:
-            try:
-                read.take(fd, read.position, end, reply.base)
-            finally:
-                os.close(fd)  # a reader that keeps no segment takes no room while it waits
+        elif reply.segment and owner is not None:
+            with owner:  # a reader that keeps no segment takes no room while it waits
+                read.take(owner, read.position, end, reply.base)
         else:
-            close_fd(fd)
-            read.take(read.fd, read.position, end, 0)
+            read.take(read.owner, read.position, end, 0)
         return self._next(item, read)
 
     def _next(self, item: int, read: _PartialRead) -> m.Message | None:
@@ -128,28 +123,30 @@ class ColdReads:
             self._close(item)
 
     def _close(self, item: int) -> None:
-        read = self._open.pop(item)
-        close_fd(read.fd)
+        read = self._open[item]
+        if read.owner is not None:
+            read.owner.close()
         if read.handle:
             self._shared.post(m.Release(read.handle))
+        del self._open[item]
 
 
 class _PartialRead:
     """A file that the server opened, and the bytes of the range that were read so far."""
 
-    def __init__(self, handle: int, fd: int | None, position: int) -> None:
-        self.handle = handle  # 0: none must be released
-        self.fd = fd
+    def __init__(self, owner: OwnedFd | None, position: int) -> None:
+        self.handle = 0  # none must be released
+        self.owner = owner
         self.position = position
         self._parts: list[bytes] = []
 
-    def take(self, fd: int | None, start: int, end: int, base: int) -> None:
+    def take(self, owner: OwnedFd | None, start: int, end: int, base: int) -> None:
         """Reads bytes [start, end) from a descriptor, in which they lie at `offset - base`."""
         if end <= start:
             return
-        if fd is None:
+        if owner is None:
             raise ProtocolError("the server granted bytes without a file to read them from")
-        self.add(read_all(fd, start - base, end - start))
+        self.add(read_all(owner.fileno(), start - base, end - start))
 
     def add(self, data: bytes) -> None:
         """Adds the next bytes."""

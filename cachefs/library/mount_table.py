@@ -9,8 +9,10 @@ import time
 from typing import Final
 
 from cachefs.core.mountinfo import OWN, Mounts, parse_mountinfo
+from cachefs.core.owned_fd import OwnedFd, opened
 
 CHECK_S: Final = 0.01
+_AT_ONCE: Final = (0,)
 
 
 class MountTable:
@@ -21,8 +23,9 @@ class MountTable:
         self._mounts = Mounts(())
         self._lock = threading.Lock()
         self._valid_until_s = 0.0  # monotonic
-        self._fd = -1
+        self._file: OwnedFd | None = None
         self._poll = select.poll()
+        self._changes: list[list[tuple[int, int]]] = []  # reports that were not followed yet
 
     def current(self) -> Mounts:
         """Returns the mounts, as they were `CHECK_S` ago at the earliest. The kernel reports a
@@ -31,29 +34,22 @@ class MountTable:
         if now < self._valid_until_s:
             return self._mounts
         with self._lock:
-            if self._fd < 0:
-                self._fd = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
-                self._poll.register(self._fd, select.POLLERR | select.POLLPRI)
-                self._read_or_close()
-            elif self._poll.poll(0):
-                self._read_or_close()
+            if self._file is None:
+                self._file = self._opened()
+            self._changes.extend(map(self._poll.poll, _AT_ONCE))  # in C: each report comes once
+            if any(self._changes):
+                self._mounts = Mounts(parse_mountinfo(read_again(self._file.fileno())))
+                self.version += 1
+            self._changes.clear()
             self._valid_until_s = now + CHECK_S  # only now: other threads look without the lock
             return self._mounts
 
-    def _read_or_close(self) -> None:
-        try:
-            self._read()
-        except OSError:
-            self._close()  # the kernel reports a change once: the next call reads all again
-            raise
-
-    def _read(self) -> None:
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        parts = []
-        while part := os.read(self._fd, 1 << 16):
-            parts.append(part)
-        self._mounts = Mounts(parse_mountinfo(b"".join(parts)))
-        self.version += 1
+    def _opened(self) -> OwnedFd:
+        file = opened(os.open, OWN, os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(file.fileno(), select.POLLERR | select.POLLPRI)
+        self._changes.append([(file.fileno(), 0)])  # the first snapshot
+        return file
 
     def close(self) -> None:
         """Closes the descriptor. The next use opens it again."""
@@ -67,7 +63,15 @@ class MountTable:
 
     def _close(self) -> None:
         self._valid_until_s = 0.0
-        if self._fd >= 0:
-            self._poll.unregister(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def read_again(fd: int) -> bytes:
+    """Returns all bytes of an open file."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    parts = []
+    while part := os.read(fd, 1 << 16):
+        parts.append(part)
+    return b"".join(parts)

@@ -7,16 +7,15 @@ opens its own connection. `epoch` counts connections: the server's handles belon
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
 import cachefs
 from cachefs.client.lost_descriptors import no_descriptor_left
 from cachefs.client.published import PublishedDirs
-from cachefs.client.sockets import close_fd, receive
 from cachefs.core import messages as m
 from cachefs.core.errors import (
     CacheFSError,
@@ -25,6 +24,7 @@ from cachefs.core.errors import (
     Unreachable,
     lacks_descriptors,
 )
+from cachefs.core.owned_fd import OwnedFd
 from cachefs.library.shared_socket import Exchange, Reply, SharedSocket, SocketLost
 
 CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
@@ -37,14 +37,11 @@ BACKOFF_MAX_S: Final = 0.5
 TRIES: Final = 8  # of a request whose connection breaks
 
 _T = TypeVar("_T", bound=m.Message)
+_R = TypeVar("_R")
 
 
-class Answer(NamedTuple, Generic[_T]):
-    """A reply whose type is checked. The receiver owns `fd`. `epoch`: of its connection."""
-
-    body: _T
-    fd: int | None
-    epoch: int
+Take = Callable[[Reply, int], _R]
+"""Takes what a request is for out of its reply, on the connection of an epoch."""
 
 
 class Dialer(Protocol):
@@ -63,8 +60,11 @@ class EventSink(Protocol):
     """Takes what the server reports without a request. Must not wait."""
 
     def on_event(self, event: m.Message) -> None: ...
-    def on_connected(self, attached: m.Attached) -> None:
-        """Called at each connection: events may have been missed before it."""
+    def on_connecting(self) -> None:
+        """Called before each connection, whose events follow."""
+
+    def on_attached(self, attached: m.Attached) -> None:
+        """Called after each connection: events may have been missed before it."""
 
 
 class NodeSession:
@@ -87,33 +87,30 @@ class NodeSession:
         """Returns an exchange on the current connection; connects first if there is none."""
         return Exchange(self._connected())
 
-    def request(self, body: m.Message, answer: type[_T], *, fd: int | None = None) -> Answer[_T]:
-        """Returns the reply. Repeats the request on the next connection if this one breaks. Raises
-        the typed errors."""
+    def request(self, body: m.Message, take: Take[_R], *, fd: int | None = None) -> _R:
+        """Returns what `take` returns of the reply. Repeats the request on the next connection if
+        this one breaks. Raises the typed errors."""
         for _ in range(TRIES - 1):
             try:
-                return self.request_once(body, answer, fd=fd)
+                return self.request_once(body, take, fd=fd)
             except SocketLost:
                 continue
-        return self.request_once(body, answer, fd=fd)
+        return self.request_once(body, take, fd=fd)
 
     def request_once(
-        self, body: m.Message, answer: type[_T], *, fd: int | None = None, epoch: int = 0
-    ) -> Answer[_T]:
+        self, body: m.Message, take: Take[_R], *, fd: int | None = None, epoch: int = 0
+    ) -> _R:
         """Returns the same as `request`, but raises SocketLost at the first loss, and without the
         connection of `epoch` (0: any): the server's handles have another meaning on the next."""
         with self.exchange() as exchange:
             if epoch not in (0, exchange.shared.epoch):
                 raise SocketLost("the connection to the server was lost")
             exchange.send(body, reply_deadline(), fd)
-            reply = exchange.next(reply_deadline())
-            return Answer(checked(reply, answer), reply.fd, exchange.shared.epoch)
+            return take(exchange.next(reply_deadline()), exchange.shared.epoch)
 
     def ask(self, body: m.Message, answer: type[_T], *, fd: int | None = None) -> _T:
-        """Returns the reply; closes a descriptor in it. Raises as `request`."""
-        got = self.request(body, answer, fd=fd)
-        close_fd(got.fd)
-        return got.body
+        """Returns the reply without its descriptor. Raises as `request`."""
+        return self.request(body, lambda reply, _: checked(reply, answer), fd=fd)
 
     def post(self, body: m.Message, epoch: int = 0) -> None:
         """Sends a message without a reply. Drops it without a connection, or if `epoch` is not the
@@ -140,7 +137,7 @@ class NodeSession:
         attached = self.ask(self._dialer.attach, m.Attached)
         if attached.root.ino != self.attached.root.ino:
             self._attached = attached
-            self._sink.on_connected(attached)
+            self._sink.on_attached(attached)
 
     # ---- connections ----
 
@@ -176,26 +173,35 @@ class NodeSession:
 
     def _connect(self) -> SharedSocket:
         self.published.close()
+        self._sink.on_connecting()
         sock = self._dialer.dial()
+        shared = SharedSocket(sock, self.epoch + 1, self._event)
         try:
-            hello = m.Hello("library", os.getpid(), version=cachefs.__version__, many_tiers=True)
-            _, directory = _direct(sock, 1, hello, m.Welcome, HELLO_DEADLINE_S)
-            self.published.replace(0, directory)  # the other tiers' directories arrive as events
-            attach = self._dialer.attach
-            self._attached, fd = _direct(sock, 2, attach, m.Attached, ATTACH_DEADLINE_S)
-            close_fd(fd)
+            attached = self._attach(shared)
+            self._sink.on_attached(attached)
         except BaseException:
-            sock.close()
+            shared.lose("it could not be attached")
             self.published.close()
             raise
-        self.epoch += 1
-        self._sink.on_connected(self._attached)
-        return SharedSocket(sock, self.epoch, self._event)
+        self.epoch, self._attached = shared.epoch, attached
+        return shared
 
-    def _event(self, event: m.Message, fd: int | None) -> None:
+    def _attach(self, shared: SharedSocket) -> m.Attached:
+        hello = m.Hello("library", os.getpid(), version=cachefs.__version__, many_tiers=True)
+        with Exchange(shared) as exchange:
+            try:
+                reply = _reply_to(exchange, hello, HELLO_DEADLINE_S)
+                checked(reply, m.Welcome)
+                self.published.replace(0, reply.take())  # the other directories arrive as events
+                return checked(
+                    _reply_to(exchange, self._dialer.attach, ATTACH_DEADLINE_S), m.Attached
+                )
+            except SocketLost as err:  # which would be repeated without a pause
+                raise Unreachable(err.cause) from err
+
+    def _event(self, event: m.Message, owner: OwnedFd | None) -> None:
         if isinstance(event, m.PublishedDirectory):
-            return self.published.replace(event.tier, fd)
-        close_fd(fd)
+            return self.published.replace(event.tier, owner)
         self._sink.on_event(event)
 
     def close(self) -> None:
@@ -222,36 +228,20 @@ def reply_deadline() -> float:
 
 
 def checked(reply: Reply, answer: type[_T]) -> _T:
-    """Returns the body of a reply as `answer`. Otherwise closes the descriptor and raises the typed
-    error of a Failure, or ProtocolError."""
+    """Returns the body of a reply as `answer`. Otherwise raises the typed error of a Failure, or
+    ProtocolError."""
     body = reply.body
     if isinstance(body, answer):
         return body
-    close_fd(reply.fd)
     if isinstance(body, m.Failure):
         raise m.error_of(body)
     raise ProtocolError(f"the server sent an unexpected reply: {type(body).__name__}")
 
 
-def _direct(
-    sock: socket.socket, id: int, body: m.Message, answer: type[_T], limit_s: float
-) -> tuple[_T, int | None]:
-    """Exchanges one request on a socket that no other thread reads yet. Drops the events before
-    the reply: the caller drops all its cached names afterwards."""
-    deadline, poll = time.monotonic() + limit_s, select.poll()
-    poll.register(sock, select.POLLIN)
-    sock.send(m.encode(id, body))
-    while (left_s := deadline - time.monotonic()) > 0:
-        if not poll.poll(left_s * 1000):
-            break
-        data, fd = receive(sock)
-        if not data:
-            raise Unreachable("the server ended the connection")
-        frame = m.decode(data)
-        if frame.id == id:
-            return checked(Reply(id, frame.body, fd), answer), fd
-        close_fd(fd)
-    raise DeadlineExceeded(f"no answer from the server within {limit_s:g} s", remedy="see its log")
+def _reply_to(exchange: Exchange, body: m.Message, limit_s: float) -> Reply:
+    deadline = time.monotonic() + limit_s
+    exchange.send(body, deadline)
+    return exchange.next(deadline)
 
 
 def _unreachable(err: CacheFSError | OSError) -> CacheFSError:

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from cachefs.client.memory_file import memory_file
-from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError, Stale
 from cachefs.core.model import Inode, NamespaceId
+from cachefs.core.owned_fd import OwnedFd, try_lock
 from cachefs.fuse.handles import Descriptor, FileHandle, Segment
-from cachefs.library.node_session import TRIES, NodeSession
+from cachefs.library.node_session import TRIES, NodeSession, checked
 from cachefs.library.published_files import read_all
-from cachefs.library.shared_socket import SocketLost
+from cachefs.library.shared_socket import Reply, SocketLost
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -52,7 +52,7 @@ class OpenFile:
 
     __slots__ = (
         "__weakref__", "_doubts", "_fd", "_generation", "_handle", "_lock", "_namespace",
-        "_on_lent", "_seen", "_session", "_tier", "closed", "inode", "size",
+        "_on_lent", "_owner", "_seen", "_session", "_tier", "closed", "inode", "size",
     )  # fmt: skip
 
     def __init__(
@@ -66,9 +66,9 @@ class OpenFile:
         """`on_lent` is called when the file gets scratch space of the server, a segment."""
         self.inode = inode
         self.size = inode.size
-        self.closed = False
         self._handle: FileHandle | None = None  # a file that stays complete needs none
         self._fd = NO_FD  # of a complete file
+        self._owner: OwnedFd | None = None  # of `_fd`, without a handle
         self._tier = 0
         self._namespace = namespace
         self._session = session
@@ -77,6 +77,7 @@ class OpenFile:
         self._on_lent = on_lent
         self._lock: threading.Lock | None = None
         self._generation = session.generation
+        self.closed = False
 
     # ---- opening ----
 
@@ -84,33 +85,36 @@ class OpenFile:
     def handle(self) -> FileHandle:
         """What is known of the file's bytes and of the server's handle."""
         if self._handle is None:
-            self._handle = FileHandle(self.inode.ino, self.size, 0, self.inode.nonce)
-            self._handle.namespace = self._namespace
-            if self._fd >= 0:
-                self._handle.use_complete(Descriptor(self._fd, 0, self._tier))
+            handle = FileHandle(self.inode.ino, self.size, 0, self.inode.nonce)
+            handle.namespace = self._namespace
+            if self._owner is not None:
+                handle.use_complete(_descriptor(self._owner, self._tier))
+            self._handle = handle
         return self._handle
 
-    def use_published(self, fd: int, tier: int) -> None:
-        """Reads from the descriptor of a complete file, which this object then owns."""
-        self._fd, self._tier = fd, tier
+    def use_published(self, owner: OwnedFd, tier: int) -> None:
+        """Reads from the descriptor of a complete file."""
         if self._handle is not None:
-            self._handle.use_complete(Descriptor(fd, 0, tier))
+            self._handle.use_complete(_descriptor(owner, tier))
+        fd = owner.fileno()
+        self._fd, self._owner, self._tier = fd, owner, tier
 
-    def use_opened(self, opened: m.Opened, fd: int | None, epoch: int) -> None:
-        """Takes the server's reply to Open, sent in `epoch`. Owns `fd`. Raises Stale if the size
-        is another one."""
+    def use_opened(self, reply: Reply, epoch: int) -> None:
+        """Takes the server's reply to Open, sent in `epoch`. Raises Stale if the size is another
+        one, and the error of a Failure. What it does not take ends with the exchange."""
+        opened = checked(reply, m.Opened)
         if opened.size != self.size:
-            close_fd(fd)
-            self._release(opened.handle, epoch)
             raise Stale("the file has another size than when it was opened")
-        if opened.complete and (fd is not None or not opened.size):
-            self._release(opened.handle, epoch)  # the descriptor is all that is needed
-            if fd is not None:
-                self.use_published(fd, opened.tier)
+        owner = reply.take()
+        if opened.complete and (owner is not None or not opened.size):
+            if owner is not None:
+                self.use_published(owner, opened.tier)  # which is all that is needed
         else:
-            descriptor = Descriptor(fd, 0, opened.tier) if fd is not None else None
-            self.handle.tier = opened.tier
-            self.handle.use_partial(descriptor, opened.handle, epoch)
+            handle = self.handle
+            handle.tier = opened.tier
+            descriptor = _descriptor(owner, opened.tier) if owner is not None else None
+            handle.use_partial(descriptor, 0, epoch)
+            handle.server_handle, reply.handle = reply.handle, 0
 
     def open_request(self) -> m.Open:
         """Returns the request that opens the file at the server."""
@@ -119,8 +123,7 @@ class OpenFile:
 
     def open_at_server(self) -> None:
         """Opens the file at the server; waits until a small one is complete."""
-        got = self._session.request(self.open_request(), m.Opened)
-        self.use_opened(got.body, got.fd, got.epoch)
+        self._session.request(self.open_request(), self.use_opened)
 
     # ---- reading ----
 
@@ -188,17 +191,16 @@ class OpenFile:
                 handle.give_back()  # room is short: files that keep segments could wait for ever
             request = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
             try:
-                got = self._session.request_once(request, m.Ensured, epoch=handle.epoch)
+                return self._session.request_once(request, self._granted, epoch=handle.epoch)
             except SocketLost:
                 continue
-            return self._granted(got.body, got.fd)
         raise SocketLost(f"lost the connection to the server {TRIES} times in a row")
 
-    def _granted(self, reply: m.Ensured, fd: int | None) -> None:
-        handle = self.handle
-        if reply.segment and fd is not None:
-            return self._keep(reply, reply.end, reply.base, fd)
-        close_fd(fd)
+    def _granted(self, received: Reply, _: int) -> None:
+        handle, reply = self.handle, checked(received, m.Ensured)
+        owner = received.take()
+        if reply.segment and owner is not None:
+            return self._keep(reply, reply.end, reply.base, owner)
         if reply.data:
             end = reply.start + len(reply.data)
             return self._keep(reply, end, reply.start, memory_file(reply.data))
@@ -210,11 +212,10 @@ class OpenFile:
         if reply.complete:
             handle.use_complete(None)
             self._fd = handle.descriptor.fd
-            server_handle, handle.server_handle = handle.server_handle, 0
-            self._release(server_handle, handle.epoch)
+            self._release(handle)
 
-    def _keep(self, reply: m.Ensured, end: int, base: int, fd: int) -> None:
-        descriptor = Descriptor(fd, 0, self.handle.tier)
+    def _keep(self, reply: m.Ensured, end: int, base: int, owner: OwnedFd) -> None:
+        descriptor = _descriptor(owner, self.handle.tier)
         segment = Segment(reply.start, end, base, descriptor, once=not reply.keep)
         self.handle.add_segment(segment, reply.keep)
         self._on_lent(self)
@@ -224,16 +225,18 @@ class OpenFile:
     def give_back_if_idle(self) -> bool:
         """Closes the segments unless they were read since the last call. Returns whether none is
         left. Never waits for a read of another thread."""
-        lock = self._locked()
-        if not lock.acquire(blocking=False):
-            return False
+        lock, held = self._locked(), list[bool]()
         try:
+            try_lock(held, lock)
+            if not held[0]:
+                return False
             if not self.handle.was_read:
                 self.handle.give_back()
             self.handle.was_read = False
             return not self.handle.segments
         finally:
-            lock.release()
+            if True in held:
+                lock.release()
 
     def _locked(self) -> threading.Lock:
         """Returns the lock of the state. A forked child makes another one: a thread of the parent
@@ -245,29 +248,41 @@ class OpenFile:
 
     def _heed_doubts(self) -> None:
         """Stops reading from a tier that lost data: the bytes are requested from the server."""
-        seen, self._seen = self._seen, self._doubts.count
-        if seen != self._seen and self._doubts.since(seen, self.handle):
-            self._fd = NO_FD
-            self.handle.go_past_tier()
+        count = self._doubts.count
+        if self._seen != count:
+            if self._doubts.since(self._seen, self.handle):
+                self._fd = NO_FD
+                self.handle.go_past_tier()
+            self._seen = count  # only now: an interrupted read must not forget them
 
     def close(self) -> None:
         """Closes the descriptors and releases the server's handle. Idempotent."""
         if self.closed:
             return
-        self.closed = True
-        fd, self._fd = self._fd, NO_FD
-        handle = self._handle
-        if handle is None:
-            if fd >= 0:
-                os.close(fd)
-            return
-        handle.close()
-        server_handle, handle.server_handle = handle.server_handle, 0
-        self._release(server_handle, handle.epoch)
+        self._fd = NO_FD
+        if self._owner is not None:
+            self._owner.close()
+        if self._handle is not None:
+            self._handle.close()
+            self._release(self._handle)
+        self.closed = True  # only now: after an interruption the finaliser closes the rest
 
-    def _release(self, server_handle: int, epoch: int) -> None:
-        if server_handle:
-            self._session.post(m.Release(server_handle), epoch)
+    def __del__(self) -> None:
+        try:
+            closed = self.closed
+        except AttributeError:
+            return  # its `__init__` was interrupted
+        if not closed:
+            self.close()
+
+    def _release(self, handle: FileHandle) -> None:
+        if handle.server_handle:
+            self._session.post(m.Release(handle.server_handle), handle.epoch)
+            handle.server_handle = 0
+
+
+def _descriptor(owner: OwnedFd, tier: int) -> Descriptor:
+    return Descriptor(owner.fileno(), 0, tier, owner)
 
 
 def _fill(fd: int, view: memoryview, offset: int) -> None:

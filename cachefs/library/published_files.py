@@ -8,11 +8,14 @@ two links and the right size has every byte.
 from __future__ import annotations
 
 import errno
+import functools
 import os
+from collections.abc import Callable
 from typing import Final
 
 from cachefs.client.published import PublishedDir, PublishedDirs
 from cachefs.core.errors import BadBody
+from cachefs.core.owned_fd import OwnedFd, opened
 from cachefs.fuse.published import Published, Way
 
 FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -22,7 +25,7 @@ _ABSENT: Final = frozenset(
         errno.ENOTDIR,
     )
 )  # fmt: skip
-_open, _close, _read, _fstat = os.open, os.close, os.read, os.fstat
+_read, _fstat = os.read, os.fstat
 
 
 class PublishedFiles:
@@ -32,7 +35,7 @@ class PublishedFiles:
         self._published = published
         self._tiers = Published()
         self._seen: tuple[PublishedDir, ...] | None = None  # the directories of `_usable`
-        self._usable: tuple[tuple[int, int], ...] = ()  # descriptor and tier
+        self._usable: tuple[tuple[Callable[[str], int], int], ...] = ()  # an `os.open`, its tier
 
     def tier_changed(self, tier: int, *, in_service: bool) -> None:
         """Records whether the disk of a tier responds, and so whether its files are used."""
@@ -48,42 +51,45 @@ class PublishedFiles:
         """Returns all bytes of a complete file that is not empty; None if it is not complete here,
         and for anything else than a file."""
         dirs = self._usable if self._published.dirs is self._seen else self._dirs()
-        for directory, _ in dirs:
+        for open_at, _ in dirs:
             try:
-                fd = _open(content, FLAGS, dir_fd=directory)
+                owner = opened(open_at, content)
             except OSError as err:
                 if err.errno in _ABSENT:
                     continue
                 raise
-            try:
+            with owner:
+                fd = owner.fileno()
                 info = _fstat(fd)
                 if info.st_nlink >= 2 and info.st_size == size:
                     data = _read(fd, size)
                     return data if len(data) == size else read_all(fd, 0, size)
-            finally:
-                _close(fd)
         return None
 
-    def open(self, content: str, size: int) -> tuple[int, int] | None:
-        """Returns (descriptor, tier) of a complete file, which the caller closes; None if it is
-        not complete here. Raises OSError when no descriptor is left."""
-        for directory, tier in self._dirs():
+    def open(self, content: str, size: int) -> tuple[OwnedFd, int] | None:
+        """Returns (descriptor, tier) of a complete file; None if it is not complete here. Raises
+        OSError when no descriptor is left."""
+        for open_at, tier in self._dirs():
             try:
-                fd = _open(content, FLAGS, dir_fd=directory)
+                owner = opened(open_at, content)
             except OSError as err:
                 if err.errno in _ABSENT:
                     continue
                 raise
-            info = _fstat(fd)
+            info = _fstat(owner.fileno())
             if info.st_nlink >= 2 and info.st_size == size:
-                return fd, tier
-            _close(fd)  # unpublished between open and now
+                return owner, tier
+            owner.close()  # unpublished between open and now
         return None
 
-    def _dirs(self) -> tuple[tuple[int, int], ...]:
+    def _dirs(self) -> tuple[tuple[Callable[[str], int], int], ...]:
         dirs = self._published.dirs
         if dirs is not self._seen:
-            self._usable = tuple((one.fd, one.tier) for one in dirs if self._is_usable(one))
+            self._usable = tuple(
+                (functools.partial(os.open, flags=FLAGS, dir_fd=one.fd), one.tier)
+                for one in dirs
+                if self._is_usable(one)
+            )
             self._seen = dirs
         return self._usable
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -16,7 +15,7 @@ from cachefs.core.errors import CacheFSError, IsADirectory, Stale
 from cachefs.core.model import Kind, NamespaceId
 from cachefs.library.cold_reads import ColdReads, Wanted
 from cachefs.library.names import STALE_TRIES, KnownPath, ListedName, Names
-from cachefs.library.node_session import TRIES, Dialer, NodeSession, checked
+from cachefs.library.node_session import TRIES, Dialer, NodeSession
 from cachefs.library.open_file import Doubts, OpenFile
 from cachefs.library.pipeline import Pipeline
 from cachefs.library.published_files import PublishedFiles, read_all
@@ -130,11 +129,9 @@ class Source:
             opened = self._published.open(known.content, inode.size)
             if opened is None:
                 return None
-            try:
+            with opened[0] as file:
                 start, stop = one.within(inode.size)
-                data = read_all(opened[0], start, stop - start) if stop > start else b""
-            finally:
-                os.close(opened[0])
+                data = read_all(file.fileno(), start, stop - start) if stop > start else b""
         self._note_use(known.content, len(data))
         return data
 
@@ -209,19 +206,13 @@ class Source:
     def open_cold(self, missing: Mapping[int, KnownPath]) -> Mapping[int, OpenFile | Failed]:
         """Opens files at the server."""
         done: dict[int, OpenFile | Failed] = {}
-        try:
-            for _ in range(TRIES - 1):
-                try:
-                    self._open_at_server(missing, done)
-                except SocketLost:
-                    continue
-                return done
-            self._open_at_server(missing, done)
-        except BaseException:
-            for file in done.values():
-                if isinstance(file, OpenFile):
-                    file.close()
-            raise
+        for _ in range(TRIES - 1):
+            try:
+                self._open_at_server(missing, done)
+            except SocketLost:
+                continue
+            return done
+        self._open_at_server(missing, done)
         return done
 
     def _open_at_server(
@@ -233,8 +224,7 @@ class Source:
 
             def take(number: int, reply: Reply) -> None:
                 try:
-                    opened = checked(reply, m.Opened)
-                    files[number].use_opened(opened, reply.fd, exchange.shared.epoch)
+                    files[number].use_opened(reply, exchange.shared.epoch)
                     done[number] = files[number]
                 except CacheFSError as err:
                     done[number] = err
@@ -285,8 +275,10 @@ class Source:
             if event.doubtful:
                 self._doubts.add(event.tier)
 
-    def on_connected(self, attached: m.Attached) -> None:
+    def on_connecting(self) -> None:
         self._published.trust_all()
+
+    def on_attached(self, attached: m.Attached) -> None:
         self.names.invalidate_everything(attached)
 
     # ---- upkeep ----

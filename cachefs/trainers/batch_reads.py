@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from cachefs.core.owned_fd import opened
 from cachefs.library.api import tree
 from cachefs.library.tree import Tree
 from cachefs.trainers.manifest import Manifest
@@ -49,13 +50,12 @@ class BatchReads:
 
 def read_whole(path: bytes, size: int) -> bytes:
     """Returns a file's bytes, to its end even if `size` is wrong. Raises OSError with the path."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.read(fd, size + _SPARE)
-        while more := os.read(fd, 1 << 20) if len(data) != size else b"":
-            data += more
+    with opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC) as file:
+        fd = file.fileno()
+        try:
+            data = os.read(fd, size + _SPARE)
+            while more := os.read(fd, 1 << 20) if len(data) != size else b"":
+                data += more
+        except OSError as err:
+            raise OSError(err.errno, err.strerror, os.fsdecode(path)) from err
         return data
-    except OSError as err:
-        raise OSError(err.errno, err.strerror, os.fsdecode(path)) from err
-    finally:
-        os.close(fd)

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from typing import Any, Final
 from cachefs.core import messages as m
 from cachefs.core.errors import BadConfig, NotFound, Unreachable
 from cachefs.core.manifest_format import NO_NAMESPACE, NO_POSITION
+from cachefs.core.owned_fd import OwnedFd
 from cachefs.launcher.state import StateHome
 from cachefs.trainers.listings import MountListings, ServerListings
 from cachefs.trainers.manifest_build import ManifestBuild
@@ -125,9 +125,9 @@ class Manifest:
         return self._home
 
     @property
-    def ino_fd(self) -> int:
-        """A descriptor of the ino table, which belongs to the manifest."""
-        return self._tables.ino_fd
+    def ino_file(self) -> OwnedFd:
+        """The open ino table."""
+        return self._tables.ino_file
 
     @property
     def inos(self) -> memoryview:
@@ -142,11 +142,10 @@ class Manifest:
         return self.identity != before
 
     def _use(self, tables: TableMap) -> None:
-        self._tables = tables
         tops = (tables.folder_path(n) for n in range(len(tables.folder_inos)))
         names = dict.fromkeys(path.partition(b"/")[0] for path in tops if path)
-        self._numbers = {name: number for number, name in enumerate(sorted(names))}
-        weakref.finalize(self, tables.close)
+        numbers = {name: number for number, name in enumerate(sorted(names))}
+        self._tables, self._numbers = tables, numbers
 
     def _check(self, index: int) -> int:
         if not 0 <= index < len(self):

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cachefs.core.errors import BadConfig, CacheFSError, DeadlineExceeded
+from cachefs.core.owned_fd import opened
 from cachefs.launcher.state import StateHome, lock_within, read_document, write_document
 from cachefs.trainers.manifest_tables import INO_SUFFIX, NAME_SUFFIX, TableMap, TableWriter
 
@@ -56,18 +57,16 @@ class ManifestStore:
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Holds the lock of the builder. Raises DeadlineExceeded after `LOCK_WAIT_S`."""
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with opened(os.open, self.path / "lock", flags, 0o600) as file:
             try:
-                lock_within(fd, LOCK_WAIT_S, _PAUSE_S)
+                lock_within(file.fileno(), LOCK_WAIT_S, _PAUSE_S)
             except BlockingIOError:
                 raise DeadlineExceeded(
                     "another process has been building this manifest for half an hour",
                     remedy="see which process holds the lock in the state home",
                 ) from None
             yield
-        finally:
-            os.close(fd)
 
     def current(self) -> KeptTables | None:
         """Returns the current tables; None if there are none that can be used."""
@@ -108,19 +107,16 @@ def mapped(stem: Path) -> TableMap:
     """Returns a generation's tables, which are not removed while they are mapped. Raises OSError,
     BadConfig."""
     tables = TableMap(stem)
-    fcntl.flock(tables.ino_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    fcntl.flock(tables.ino_file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
     return tables
 
 
 def _is_unused(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
     except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:
         return False
-    finally:
-        os.close(fd)

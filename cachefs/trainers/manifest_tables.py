@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import mmap
 import os
@@ -21,6 +22,7 @@ from cachefs.core.manifest_format import (
     InoTableHeader,
     NameTableHeader,
 )
+from cachefs.core.owned_fd import OwnedFd, opened
 from cachefs.trainers.listings import FoundFile
 
 INO_SUFFIX: Final = ".inos"
@@ -89,16 +91,10 @@ class TableMap:
         """Maps the tables. Raises OSError if they are missing, BadConfig if they are not valid."""
         assert sys.byteorder == "little"
         self.stem = stem
-        self.ino_fd = _open(stem.with_name(stem.name + INO_SUFFIX))
-        name_fd = _open(stem.with_name(stem.name + NAME_SUFFIX))
-        try:
-            self._ino_map, self.header = _mapped_inos(self.ino_fd)
-            self._name_map, names = _mapped_names(name_fd)
-        except BaseException:
-            os.close(self.ino_fd)
-            raise
-        finally:
-            os.close(name_fd)
+        self.ino_file = _open(stem.with_name(stem.name + INO_SUFFIX))  # its last user closes it
+        with _open(stem.with_name(stem.name + NAME_SUFFIX)) as name_file:
+            self._ino_map, self.header = _mapped_inos(self.ino_file.fileno())
+            self._name_map, names = _mapped_names(name_file.fileno())
         starts = names.sections()
         numbers = [self._numbers_at(*ends) for ends in itertools.pairwise(starts[:6])]
         self.sizes, self.name_ends, self.folder_inos, self.firsts, self.path_ends = numbers
@@ -131,18 +127,12 @@ class TableMap:
         """Returns a part of all names."""
         return self._name_map[self._names_at + start : self._names_at + end]
 
-    def close(self) -> None:
-        """Closes the descriptor; the maps end with their last user."""
-        if self.ino_fd >= 0:
-            os.close(self.ino_fd)
-            self.ino_fd = -1
-
     def _numbers_at(self, start: int, end: int) -> memoryview:
         return memoryview(self._name_map)[start:end].cast("Q")
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _open(path: Path) -> OwnedFd:
+    return opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def _mapped_inos(fd: int) -> tuple[mmap.mmap, InoTableHeader]:
@@ -158,8 +148,7 @@ def _mapped_names(fd: int) -> tuple[mmap.mmap, NameTableHeader]:
 
 
 def _write(path: Path, header: bytes, sections: Iterable[array[int] | bytearray]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:
+    with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
         file.write(header)
         for section in sections:
             file.write(section)

@@ -11,6 +11,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, Unreachable
 from cachefs.core.order_messages import MOST_ENTRIES
 from cachefs.core.orders import Order, Share
+from cachefs.core.owned_fd import OwnedFd
 from cachefs.trainers.manifest import Manifest
 from cachefs.trainers.mount_session import MountSession, connect_session, is_mounted
 
@@ -48,9 +49,9 @@ class SocketRoute:
 
     takes_functions = True
 
-    def __init__(self, session: MountSession, ino_fd: int) -> None:
+    def __init__(self, session: MountSession, ino_file: OwnedFd) -> None:
         self._session = session
-        self._ino_fd = ino_fd
+        self._ino_file = ino_file
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +59,7 @@ class SocketRoute:
 
     def function(self, name: str, order: Order, share: Share, span: int) -> None:
         body = m.AnnounceFunction(self._session.namespace, name, order, share, span)
-        self._session.call(body, m.Done, self._ino_fd, ANNOUNCE_S)
+        self._session.call(body, m.Done, self._ino_file.fileno(), ANNOUNCE_S)
 
     def part(self, name: str, first: int, inos: array[int], total: int, span: int) -> None:
         for done in range(0, len(inos), MOST_ENTRIES):
@@ -118,5 +119,5 @@ def find_route(manifest: Manifest, wait_s: float) -> OrderRoute | None:
     except (Unreachable, AccessDenied):  # the socket is not for this process
         session = None
     if session is not None:
-        return SocketRoute(session, manifest.ino_fd)
+        return SocketRoute(session, manifest.ino_file)
     return IoctlRoute(manifest.path) if is_mounted(manifest.path) else None

@@ -199,16 +199,17 @@ def test_tables_of_other_manifests_are_refused_and_lose_nothing(node: Node, buck
     session = open_session(manifest.path, manifest.home)
     assert session is not None
     header = manifest._tables.header
-    table = os.pread(manifest.ino_fd, 1 << 20, 0)
+    ino_fd = manifest.ino_file.fileno()
+    table = os.pread(ino_fd, 1 << 20, 0)
     foreign = msgspec.structs.replace(header, namespace=bytes(15) + b"\x07").encode()
     order, share = Order(FILES, SEED, 0), Share()
 
     def announce(order: Order, fd: int | None) -> None:
         session.call(m.AnnounceFunction(session.namespace, "o", order, share, 0), m.Done, fd)
 
-    announce(order, manifest.ino_fd)
+    announce(order, ino_fd)
     for wrong, fd, words in (
-        (Order(FILES + 1, SEED, 0), manifest.ino_fd, f"the manifest has {FILES} files, the order"),
+        (Order(FILES + 1, SEED, 0), ino_fd, f"the manifest has {FILES} files, the order"),
         (order, None, "no descriptor of the manifest's ino table"),
         (order, in_memory(table[:-1]), "bytes instead of"),
         (order, in_memory(b"x" * len(table)), "not a manifest's ino table"),
@@ -217,7 +218,7 @@ def test_tables_of_other_manifests_are_refused_and_lose_nothing(node: Node, buck
     ):
         with pytest.raises(BadConfig, match=words):
             announce(wrong, fd)
-        if fd not in (None, manifest.ino_fd):
+        if fd not in (None, ino_fd):
             os.close(fd)
         state = session.call(m.OrderState(session.namespace, "o"), m.OrderStateReply)
         assert state.total == FILES, words

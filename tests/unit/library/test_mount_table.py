@@ -5,6 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 
+import pytest
+
+from cachefs.library import mount_table
 from cachefs.library.mount_table import MountTable
 
 
@@ -22,17 +25,17 @@ def test_threads_never_see_an_empty_table() -> None:
             table.close()
 
 
-def test_a_reader_in_the_middle_of_the_first_read() -> None:
+def test_a_reader_in_the_middle_of_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread that looks while the first one still reads gets the whole table, too."""
     table = MountTable()
-    read, reading, go_on = table._read, threading.Event(), threading.Event()
+    read, reading, go_on = mount_table.read_again, threading.Event(), threading.Event()
 
-    def slow_read() -> None:
+    def slow_read(fd: int) -> bytes:
         reading.set()
         go_on.wait(10)
-        read()
+        return read(fd)
 
-    table._read = slow_read  # type: ignore[method-assign]
+    monkeypatch.setattr(mount_table, "read_again", slow_read)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(table.current)
         assert reading.wait(10)

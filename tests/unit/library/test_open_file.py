@@ -12,9 +12,10 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError, Stale
 from cachefs.core.model import Inode, Kind, NamespaceId
-from cachefs.library.node_session import Answer
+from cachefs.core.owned_fd import own
+from cachefs.library.node_session import Take
 from cachefs.library.open_file import Doubts, OpenFile
-from cachefs.library.shared_socket import SocketLost
+from cachefs.library.shared_socket import Reply, SocketLost
 
 DATA = bytes(range(256)) * 16
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -31,18 +32,24 @@ class ScriptedSession:
         self.asked: list[m.Message] = []
         self.posted: list[m.Message] = []
 
-    def request(self, body: m.Message, answer: type[Any]) -> Answer[Any]:
+    def request(self, body: m.Message, take: Take[Any]) -> Any:
         self.asked.append(body)
         reply = self.replies.pop(0)
         if isinstance(reply, SocketLost):
             self.epoch += 1
             raise reply
-        return Answer(reply[0], reply[1], self.epoch)
+        return take(self.reply(*reply), self.epoch)
 
-    def request_once(self, body: m.Message, answer: type[Any], *, epoch: int = 0) -> Answer[Any]:
+    def request_once(self, body: m.Message, take: Take[Any], *, epoch: int = 0) -> Any:
         if epoch not in (0, self.epoch):
             raise SocketLost("another connection")
-        return self.request(body, answer)
+        return self.request(body, take)
+
+    def reply(self, body: m.Message, fd: int | None = None) -> Reply:
+        """A reply; the test asserts what was taken of it."""
+        handle = body.handle if isinstance(body, m.Opened) else 0
+        self.last = Reply(1, body, [] if fd is None else [fd], handle)
+        return self.last
 
     def post(self, body: m.Message, epoch: int = 0) -> None:
         if epoch in (0, self.epoch):
@@ -83,7 +90,7 @@ def test_a_complete_file_sends_nothing(
     file: OpenFile, session: ScriptedSession, tmp_path: Path
 ) -> None:
     fd = fd_of(tmp_path, DATA)
-    file.use_published(fd, 0)
+    file.use_published(own(fd), 0)
     buffer = bytearray(20)
     assert file.pread(10, 5) == DATA[5:15]
     assert file.pread_into(buffer, len(DATA) - 7) == 7
@@ -98,7 +105,7 @@ def test_a_tier_that_lost_data_is_not_read(
     file: OpenFile, session: ScriptedSession, doubts: Doubts, tmp_path: Path
 ) -> None:
     """The descriptor has wrong bytes from then on; a doubt about another tier changes nothing."""
-    file.use_published(fd_of(tmp_path, b"?" * len(DATA)), 1)
+    file.use_published(own(fd_of(tmp_path, b"?" * len(DATA))), 1)
     doubts.add(0)
     assert file.pread(3, 0) == b"???"
     assert session.asked == []
@@ -120,7 +127,7 @@ def test_a_handle_is_used_on_its_own_connection_only(
     file: OpenFile, session: ScriptedSession, tmp_path: Path
 ) -> None:
     """After a loss the file is opened again: the next server's handle 3 may be another file."""
-    file.use_opened(m.Opened(3, len(DATA), False, True), fd_of(tmp_path, DATA), 1)
+    file.use_opened(session.reply(m.Opened(3, len(DATA), False, True), fd_of(tmp_path, DATA)), 1)
     session.epoch = 2
     session.replies = [
         (m.Opened(4, len(DATA), False, True), fd_of(tmp_path, DATA, "again")),
@@ -140,13 +147,13 @@ def test_another_size_is_another_file(
 ) -> None:
     fd = fd_of(tmp_path, DATA)
     with pytest.raises(Stale):
-        file.use_opened(m.Opened(3, 10, False, True), fd, 1)
-    assert is_closed(fd)
-    assert session.posted == [m.Release(3)]
+        file.use_opened(session.reply(m.Opened(3, 10, False, True), fd), 1)
+    assert (session.last.fds, session.last.handle) == ([fd], 3), "they end with the exchange"
+    os.close(fd)
 
 
 def test_bytes_in_the_reply(file: OpenFile, session: ScriptedSession) -> None:
-    file.use_opened(m.Opened(3, len(DATA), False, False), None, 1)
+    file.use_opened(session.reply(m.Opened(3, len(DATA), False, False), None), 1)
     session.replies = [
         (m.Ensured(0, 40, data=DATA[:40]), None),
         (m.Ensured(40, 80, data=DATA[40:80]), None),
@@ -156,7 +163,7 @@ def test_bytes_in_the_reply(file: OpenFile, session: ScriptedSession) -> None:
 
 
 def test_a_grant_without_bytes_is_an_error(file: OpenFile, session: ScriptedSession) -> None:
-    file.use_opened(m.Opened(3, len(DATA), False, False), None, 1)
+    file.use_opened(session.reply(m.Opened(3, len(DATA), False, False), None), 1)
     session.replies = [(m.Ensured(0, 40), None)]
     with pytest.raises(ProtocolError):
         file.pread(10, 0)
@@ -166,7 +173,7 @@ def test_a_grant_without_bytes_is_an_error(file: OpenFile, session: ScriptedSess
 def test_a_file_that_becomes_complete(
     file: OpenFile, session: ScriptedSession, tmp_path: Path
 ) -> None:
-    file.use_opened(m.Opened(3, len(DATA), False, True), fd_of(tmp_path, DATA), 1)
+    file.use_opened(session.reply(m.Opened(3, len(DATA), False, True), fd_of(tmp_path, DATA)), 1)
     assert file.complete_fd < 0
     session.replies = [(m.Ensured(0, len(DATA), complete=True), None)]
     assert file.pread(len(DATA), 0) == DATA
@@ -179,7 +186,7 @@ def test_idle_segments_are_given_back(
     file: OpenFile, session: ScriptedSession, tmp_path: Path
 ) -> None:
     fd = fd_of(tmp_path, DATA)
-    file.use_opened(m.Opened(3, len(DATA), False, False), None, 1)
+    file.use_opened(session.reply(m.Opened(3, len(DATA), False, False), None), 1)
     session.replies = [(m.Ensured(0, len(DATA), segment=True), fd)]
     assert file.pread(10, 0) == DATA[:10]
     assert not file.give_back_if_idle(), "it was read a moment ago"

@@ -13,6 +13,7 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded
+from cachefs.core.owned_fd import OwnedFd
 from cachefs.library import shared_socket
 from cachefs.library.shared_socket import Exchange, SharedSocket, SocketLost
 from tests.services.descriptors import no_descriptor_left
@@ -29,10 +30,8 @@ class Peer:
         self.events: list[m.Message] = []
         self.shared = SharedSocket(ours, 1, self._event)
 
-    def _event(self, event: m.Message, fd: int | None) -> None:
+    def _event(self, event: m.Message, _: OwnedFd | None) -> None:
         self.events.append(event)
-        if fd is not None:
-            os.close(fd)
 
     def take(self) -> m.Frame:
         return m.decode(self.sock.recv(m.MAX_FRAME_BYTES))
@@ -116,8 +115,7 @@ def test_descriptors_of_a_slow_thread_do_not_pile_up(peer: Peer) -> None:
         for _ in ids:
             reply = slow.next(soon())
             assert len(slow.replies) < shared_socket.MOST_QUEUED_FDS
-            assert reply.fd is not None
-            os.close(reply.fd)
+            assert reply.take() is not None
         assert reading.result(LIMIT_S).id == last
         serving.result(LIMIT_S)
 
@@ -181,7 +179,7 @@ def test_a_reply_that_lost_its_descriptor_is_an_error_of_its_request(peer: Peer)
         with no_descriptor_left():
             failed, other = (exchange.next(soon()) for _ in range(2))
             peer.shared.take_events()
-        assert (failed.id, failed.fd, other.body) == (first, None, m.Done())
+        assert (failed.id, failed.fds, other.body) == (first, [], m.Done())
         assert isinstance(failed.body, m.Failure)
         assert m.error_of(failed.body).errno == errno.EMFILE
         assert [peer.take().body for _ in range(3)][-1] == m.Release(77)
@@ -192,8 +190,7 @@ def test_a_reply_that_lost_its_descriptor_is_an_error_of_its_request(peer: Peer)
         os.close(writing)
         reply = exchange.next(soon())
         assert reply.body == opened
-        assert reply.fd is not None
-        os.close(reply.fd)
+        assert reply.take() is not None
     assert os.read(reading, 1) == b"", "no copy of the descriptor is open"
     os.close(reading)
 
@@ -223,3 +220,11 @@ def test_an_abandoned_copy_leaves_the_other_connected(peer: Peer) -> None:
         id = exchange.send(m.Done(), soon())
         peer.give(id, m.Done())
         assert exchange.next(soon()).body == m.Done()
+
+
+def test_a_finaliser_inside_of_a_call_does_not_wait(peer: Peer) -> None:
+    """It may run while its thread holds the lock; what it posts is sent by the next call."""
+    with peer.shared._lock:
+        peer.shared.post(m.Release(5))
+    peer.shared.take_events()
+    assert peer.take().body == m.Release(5)
