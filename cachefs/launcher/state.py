@@ -403,7 +403,8 @@ def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> 
                 json.dump(value, file)
             os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         except BaseException:
-            os.unlink(temporary, dir_fd=dir_fd)
+            with contextlib.suppress(FileNotFoundError):  # a signal came after the rename
+                os.unlink(temporary, dir_fd=dir_fd)
             raise
 
 

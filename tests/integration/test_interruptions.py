@@ -23,6 +23,7 @@ from cachefs.core import messages as m
 from cachefs.library import node_session
 from cachefs.library.mount_table import MountTable
 from cachefs.library.source import ByteRange, Source
+from cachefs.trainers.manifest import Manifest
 from tests.services.interruptions import Point, interrupt, points_of
 from tests.services.scripted_node import NAMES, ScriptedDialer, body_of, scripted_node
 
@@ -193,5 +194,25 @@ def test_an_interrupted_look_at_the_mounts_is_repeated(swallowed: list[str]) -> 
             assert table.current().at("/") is not None, point
             table.close()
         tables.clear()
+        gc.collect()
+        assert descriptors() == before, point
+
+
+def test_an_interrupted_manifest_is_built_again(tmp_path: Path, swallowed: list[str]) -> None:
+    """The lock of the builder is free, and no table is in use."""
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    for name in ("a/x", "y"):
+        (tmp_path / "data" / name).write_bytes(b"1")
+
+    def build() -> None:
+        assert len(Manifest(tmp_path / "data", home=str(tmp_path / "home"))) == 2
+
+    build()
+    gc.collect()
+    before = descriptors()
+    for point in points_of(build):
+        swallowed.clear()
+        assert interrupt(build, point) or swallowed, point
+        build()
         gc.collect()
         assert descriptors() == before, point
