@@ -60,13 +60,8 @@ class CallThreads:
         self._free = threading.Semaphore(threads)
         self._most_lost = most_lost
         self._idle: list[queue.SimpleQueue[Call[Any] | None]] = []
-        self._lost = 0
+        self.lost = 0  # threads in calls that were left
         self._closed = False
-
-    @property
-    def lost(self) -> int:
-        """The number of threads that are in calls that were left."""
-        return self._lost
 
     def start(self, act: Callable[[], T], until_s: float, *, waits: bool = True) -> Call[T]:
         """Starts a call; waits for a free thread until `until_s` (`time.monotonic`), or not at all.
@@ -123,8 +118,8 @@ class CallThreads:
             jobs.put(None)
 
     def _check(self) -> None:
-        if self._lost >= self._most_lost:
-            cause = f"{self._lost} calls of the client library hang: no more are started"
+        if self.lost >= self._most_lost:
+            cause = f"{self.lost} calls of the client library hang: no more are started"
             raise Unavailable(cause, remedy="they end when the origin answers again")
         if self._closed:
             raise Unavailable("the connector is closed")
@@ -132,7 +127,7 @@ class CallThreads:
     def _lose(self, call: Call[Any]) -> None:
         if not call.is_lost:
             call.is_lost = True
-            self._lost += 1
+            self.lost += 1
             self._free.release()
 
     def _hand_over(self, call: Call[Any]) -> None:
@@ -163,7 +158,7 @@ class CallThreads:
             call.done.set()
             discard = call.discard  # set later, `abandon` itself throws the result away
             goes_on = not (call.is_lost or self._closed)
-            self._lost -= call.is_lost
+            self.lost -= call.is_lost
             if goes_on:
                 self._idle.append(jobs)
         if not call.is_lost:

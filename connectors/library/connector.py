@@ -80,11 +80,7 @@ class LibraryConnector:
     def __init__(self, tree: LibraryTree, rule: VersionRule, capabilities: Capabilities) -> None:
         self._tree = tree
         self._rule = rule
-        self._capabilities = capabilities
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
+        self.capabilities = capabilities
 
     def ask(self, path: bytes, offset: int, size: int, version: Fingerprint) -> RangeRequest | None:
         return None

@@ -79,7 +79,7 @@ class Syncer:
         """`wake` is called in the event loop after commits that may hold events. `deadline_s`
         limits how long a caller waits for a reply from an origin."""
         self.deadline_s = deadline_s
-        self._store = store
+        self.store = store
         self._tree = tree
         self._clock = clock
         self.wake = wake
@@ -96,7 +96,7 @@ class Syncer:
         self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
         self._watched = ThreadPoolExecutor(WATCHED_THREADS, "master-sync")
         self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
-        self._stopping = False
+        self.stopping = False
         self._gardening = False
 
     def listing(self, directory: int) -> Listing | None:
@@ -123,7 +123,7 @@ class Syncer:
         return self._begin(directory, place, watcher)
 
     def _begin(self, directory: int, place: Place, watcher: Watcher | None = None) -> Listing:
-        if self._stopping:
+        if self.stopping:
             raise InUse("the master is stopping")
         listing = Listing(directory, place.mount, self._clock())
         self._listings[directory] = listing
@@ -149,7 +149,7 @@ class Syncer:
                 await self._look_at_directory(listing.directory)
         except CacheFSError as err:
             error = err
-            if not self._stopping:
+            if not self.stopping:
                 if isinstance(err, NotFound) and watcher is None:
                     await self._look_at_directory(listing.directory)
                 elif lister.has_origin_failed and not isinstance(err, Stale):
@@ -175,7 +175,7 @@ class Syncer:
 
     async def _look_at_directory(self, directory: int) -> None:
         """Checks with a stat whether a directory without names still exists at its origin."""
-        with self._store.snapshot() as reader:
+        with self.store.snapshot() as reader:
             names = Names(reader)
             at = names.place(directory)
             if at is None or self._tree.is_held(directory):
@@ -230,7 +230,7 @@ class Syncer:
         """Returns the result of the request for `key`; concurrent callers share one request."""
         task = self._stats.get(key)
         if task is None:
-            if self._stopping:
+            if self.stopping:
                 raise InUse("the master is stopping")
             task = self.spawn(ask(*about), mount)
             self._stats[key] = task
@@ -264,7 +264,7 @@ class Syncer:
         def confirm(names: Names) -> Stored | None:
             return unchanged_root(names, mount.root, seen, checked_at)
 
-        return await written(self._store, lambda: self.spawn(write(), mount), confirm)
+        return await written(self.store, lambda: self.spawn(write(), mount), confirm)
 
     async def _reply(self, parent: int, name: bytes, place: Place) -> _Reply:
         """Stats one name. If a listing began in between, which may be newer than the reply, stats
@@ -324,7 +324,7 @@ class Syncer:
                 return None
             return unchanged_name(names, parent, name, entry, checked_at)
 
-        return await written(self._store, lambda: self.spawn(write(), place.mount), confirm)
+        return await written(self.store, lambda: self.spawn(write(), place.mount), confirm)
 
     async def in_thread(self, work: Callable[[], None]) -> None:
         """Runs a sync's work in the thread pool of the syncs."""
@@ -376,7 +376,7 @@ class Syncer:
     def directories_removed(self) -> None:
         """Drops cached paths and deletes the orphaned names in the background."""
         self._tree.forget_paths()
-        if not self._gardening and not self._stopping:
+        if not self._gardening and not self.stopping:
             self._gardening = True
             self.spawn(self._collect_orphans())
 
@@ -392,9 +392,9 @@ class Syncer:
         await self.write(lambda txn: txn.collect_orphan(ino))
 
     def _orphans(self) -> list[int]:
-        if self._stopping:
+        if self.stopping:
             return []
-        with self._store.snapshot() as reader:
+        with self.store.snapshot() as reader:
             found = Names(reader).orphans(ORPHANS_AT_ONCE + len(self._kept))
         return [ino for ino in found if ino not in self._kept]
 
@@ -411,10 +411,10 @@ class Syncer:
         """Runs `function` in a write transaction, which is durable when this returns. Raises
         Unavailable if many writes wait for a store that is late (a full queue stops the loop), or
         if its present commit has taken longer than any caller waits."""
-        is_full = self._store.waiting > MOST_WAITING and is_late(self._store)
-        if is_full or self._store.waits_s > self.deadline_s:
+        is_full = self.store.waiting > MOST_WAITING and is_late(self.store)
+        if is_full or self.store.waits_s > self.deadline_s:
             raise Unavailable("the disk of the metadata store does not answer")
-        return await asyncio.wrap_future(transact(self._store, function))
+        return await asyncio.wrap_future(transact(self.store, function))
 
     def spawn(
         self, work: Coroutine[Any, Any, T], mount: Mount | None = None, *, waits: bool = False
@@ -448,21 +448,13 @@ class Syncer:
         return self._tree.is_held(directory)
 
     @property
-    def stopping(self) -> bool:
-        return self._stopping
-
-    @property
-    def store(self) -> Store:
-        return self._store
-
-    @property
     def now(self) -> float:
         return self._clock()
 
     async def close(self) -> None:
         """Refuses new requests, waits up to CLOSE_WAIT_S for tasks, then cancels them. A thread
         that hangs in a connector is abandoned: the closed store refuses its writes."""
-        self._stopping = True
+        self.stopping = True
         for task in self._waiting:
             task.cancel()
         if self._tasks:

@@ -33,13 +33,9 @@ class OriginHealth:
         self.was_asked = False
         self._trouble: CacheFSError | None = None  # result of the last probe; changes no reply
         self._trouble_since = 0.0
-        self._down = False
+        self.down = False
         self._asked_at = 0.0
         self._warned_at = 0.0
-
-    @property
-    def down(self) -> bool:
-        return self._down
 
     @property
     def error(self) -> CacheFSError | None:
@@ -48,16 +44,16 @@ class OriginHealth:
 
     def succeeded(self) -> None:
         self.current_warning = ""
-        self._down, self.was_asked = False, True
+        self.down, self.was_asked = False, True
         self.down_error = self._trouble = None
 
     def failed(self, err: CacheFSError, now: float) -> None:
         self.errors += 1
         self.was_asked = True
         if is_down(err):
-            self.down_since = self.down_since if self._down else now
+            self.down_since = self.down_since if self.down else now
             self.down_error = err
-            self._down = True
+            self.down = True
             self._asked_at = now
 
     def troubled(self, err: CacheFSError, now: float) -> None:
@@ -83,7 +79,7 @@ class OriginHealth:
 
     def may_probe(self, now: float) -> bool:
         """Returns True to the one caller that should probe a down origin now."""
-        if not self._down or 0 <= now - self._asked_at < PROBE_EVERY_S:
+        if not self.down or 0 <= now - self._asked_at < PROBE_EVERY_S:
             return False
         self._asked_at = now
         return True

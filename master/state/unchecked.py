@@ -19,13 +19,8 @@ class UncheckedNames:
 
     def __init__(self) -> None:
         self._by_directory: OrderedDict[int, dict[bytes, int]] = OrderedDict()
-        self._marks = 0
+        self.marks = 0  # up to now; a request takes the number before it begins
         self._count = 0
-
-    @property
-    def marks(self) -> int:
-        """The number of marks so far. A request takes it before it begins."""
-        return self._marks
 
     def mark(self, directory: int, name: bytes) -> bytes | None:
         """Marks a name. Returns the name to record: `ALL` where a directory has too many, None
@@ -37,10 +32,10 @@ class UncheckedNames:
             name = ALL
         if name == ALL:
             self._drop(directory, [one for one in names if one != ALL])
-        self._marks += 1
+        self.marks += 1
         names = self._by_directory.setdefault(directory, {})
         self._count += name not in names
-        names[name] = self._marks
+        names[name] = self.marks
         return name
 
     def covers(self, directory: int, name: bytes) -> bool:

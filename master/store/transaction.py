@@ -64,7 +64,7 @@ class Merged(msgspec.Struct, frozen=True):
 class Transaction(Names):
     """Reads and writes in one transaction of the engine. `finish` writes counters and events."""
 
-    __slots__ = ("_events", "_meta", "_removed_directories", "stat_changes", "writer")
+    __slots__ = ("_events", "_meta", "removed_directories", "stat_changes", "writer")
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(writer)
@@ -74,13 +74,8 @@ class Transaction(Names):
             raise BadConfig("the metadata store was never initialised")
         self._meta = meta
         self._events: list[tuple[int, bytes]] = []
-        self._removed_directories = 0
+        self.removed_directories = 0  # paths below them are no longer valid
         self.stat_changes: Sequence[Change] = ()  # made by the last `apply_stat`
-
-    @property
-    def removed_directories(self) -> int:
-        """The number of directories that were removed. Paths below them are no longer valid."""
-        return self._removed_directories
 
     def finish(self) -> None:
         """Writes counters and events if anything changed."""
@@ -110,7 +105,7 @@ class Transaction(Names):
         self._apply(parent, compared.changes, asked_at, watched, announce=compared.was_listed)
         cut = compared.upto if compared.cut else None
         changed = len(self._events) - events_before
-        return Merged(changed, self._removed_directories, cut, compared)
+        return Merged(changed, self.removed_directories, cut, compared)
 
     def complete_listing(self, directory: int, listed_at: float, hidden: int) -> None:
         """Records that a whole listing, which began at `listed_at`, was merged."""
@@ -262,7 +257,7 @@ class Transaction(Names):
         self._count(names=-len(removed))
 
     def _bury(self, ino: int) -> None:
-        self._removed_directories += 1
+        self.removed_directories += 1
         self.forget_listing(ino)
         self.writer.put(Table.ORPHANS, [(ino_key(ino), b"")])
 
