@@ -399,7 +399,14 @@ def told_job(status: Status, job: Job) -> tuple[Status, float]:
 
 
 def _message(job: Job) -> str:
-    """Returns the job's own message; without one its figures once it has ended."""
+    """Returns the job's own message, and where the causes of failed files are; without a message
+    its figures once it has ended."""
+    if job.state is JobState.FAILED and job.files_failed:
+        number = job.job
+        return (
+            f"{job.message}; `cachefs jobs show {number} --failures` has the causes, "
+            f"`cachefs jobs retry {number}` tries again"
+        )
     if job.message or not job.state.has_ended:
         return job.message
     return f"job {job.job}: {job.files_done} of {job.files_found} files, {job.bytes_done} bytes"

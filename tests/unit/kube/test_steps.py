@@ -194,6 +194,15 @@ def test_a_load_waits_for_its_turn_while_the_master_runs_many() -> None:
     assert (told.reason, told.message) == ("WaitsForLoads", failure.cause)
 
 
+def test_failed_files_are_told_with_where_their_causes_are() -> None:
+    found = job(JobState.FAILED, message="2 of 3 files could not be loaded", files_failed=2)
+    told = planned(loading(), job=found).status.condition(Type.LOADED)
+    assert told is not None
+    assert told.message.startswith("2 of 3 files could not be loaded; ")
+    assert "`cachefs jobs show 3 --failures`" in told.message
+    assert "`cachefs jobs retry 3`" in told.message
+
+
 def test_a_forgotten_load_starts_again_unless_it_failed() -> None:
     assert isinstance(planned(loading(), is_job_gone=True).step, steps.Submit)
     assert planned(loading(phase=Phase.FAILED), is_job_gone=True).step == steps.Wait()
