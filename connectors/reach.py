@@ -57,3 +57,8 @@ class Reach:
                 return False
             self._tried_at_s = now
         return True
+
+
+def no_requests(origin: object) -> Reach:
+    """Returns the way to an origin to which no request was sent."""
+    return Reach()

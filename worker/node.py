@@ -26,6 +26,7 @@ from cachefs.network.error_causes import cannot_listen
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
+from connectors.reach import Reach
 from worker.cache.cache import Cache
 from worker.cache.status import facts
 from worker.fill.source import OriginSource
@@ -139,6 +140,7 @@ class Node:
             self._ring,
             OriginSource(self._sources.connector),
             refresh=in_loop(asyncio.get_running_loop(), self._refresh),
+            reach=self._reach,
             headers=self._proof.headers,
             ssl_context=self._proof.peers_ssl,
             presents_to=self._proof.presents_to,
@@ -199,7 +201,7 @@ class Node:
             self._ring,
             Handlers(self._drop, status, self._offered, exposition(status)),
             refresh=self._refresh,
-            reach=lambda origin: self._sources.reach(origin.ufs),
+            reach=self._reach,
             authorize=self._proof.authorize,
             ssl_context=self._proof.server_ssl,
         )
@@ -279,6 +281,9 @@ class Node:
 
     async def _refresh(self) -> None:
         await self._members.refresh()
+
+    def _reach(self, origin: Origin) -> Reach:
+        return self._sources.reach(origin.ufs)
 
     async def _locate(self, namespace: NamespaceId, ino: int) -> Origin:
         return await self._sources.service(namespace).locate(ino)

@@ -129,6 +129,8 @@ def test_a_load_brings_what_its_owner_cannot(tmp_path: Path, bucket: Bucket) -> 
         before = proxy.counters().object_bytes
         found, _ = timed_reads([mounts[reader] / name for name in sorted(files)])
         assert found == [digest(files[name]) for name in sorted(files)]
+        found, _ = timed_reads([mounts[cut] / name for name in owned[cut]])
+        assert found == [digest(files[name]) for name in owned[cut]], "the owner has them, too"
         assert proxy.counters().object_bytes == before, "it was loaded"
         for number, mount in enumerate(mounts):
             cluster.workers[number].umount(mount)

@@ -258,6 +258,23 @@ def test_an_owner_that_is_cut_off_is_passed_by_all_and_the_next_in_rank_fills(
     run(script())
 
 
+def test_an_owner_that_is_cut_off_gets_what_the_next_in_rank_has(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            owner = cluster.owner(1)
+            cut_off(owner)
+            owner.reach.may_try(time.monotonic())
+            assert await read(readers(cluster)[0].worker, 1) == cluster.rig.data[1]
+            cut_off(owner)
+            assert await read(owner.worker, 1) == cluster.rig.data[1]
+            assert owner.worker.status()["origin_bytes"] == 0
+            assert cluster.body_bytes == SIZE
+
+    run(script())
+
+
 def test_an_owner_says_that_it_is_cut_off_while_its_fill_goes_on(tmp_path: Path) -> None:
     """The reader's time is short."""
 

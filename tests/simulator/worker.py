@@ -272,6 +272,8 @@ class WorkerServer:
     def candidates(self, file: File, page: int, purpose: Purpose) -> list[Candidate]:
         block = page // mv.BLOCK_PAGES
         held, replicas = self.holders.of(file.key, block), self.replicas_of(file.key)
+        if purpose is Purpose.SERVE and self.reach.is_cut(self.process.now_s):
+            held += self.ring.owners(file.ino, block, replicas + 1)[replicas:]
         return self.ring.candidates(file.ino, block, purpose, held, replicas=replicas)
 
     def replicas_of(self, key: bytes) -> int:

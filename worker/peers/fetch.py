@@ -64,13 +64,15 @@ class PeerCounters:
 @dataclass(slots=True)
 class Shared:
     """The state that all reads of one node share. `refresh` fetches the newest view in bounded time
-    and raises the typed errors. `holders(key, block)` returns other workers that have a block."""
+    and raises the typed errors. `holders(key, block)` returns other workers that have a block.
+    `is_cut(origin)` returns whether this node does not reach an origin."""
 
     ring: OwnershipMap
     connections: Connections
     headers: Mapping[str, str]
     refresh: Callable[[], object]
     holders: Callable[[bytes, int], list[Member]]
+    is_cut: Callable[[Origin], bool]
     times: Times = TIMES
     clock: Callable[[], float] = time.monotonic
     peers: PeerHealth = field(default_factory=PeerHealth)
@@ -78,10 +80,13 @@ class Shared:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def candidates(self, origin: Origin, page: int, purpose: Purpose) -> list[Candidate]:
-        """Returns the peers to request a page from before the origin, in order."""
+        """Returns the peers to request a page from before the origin, in order. The stand-in may
+        have what this node could not read."""
         content, block = origin.content, page * PAGE_BYTES // BLOCK_BYTES
         held = self.holders(content.key, block)
         replicas = origin.rule.owners
+        if purpose is Purpose.SERVE and self.is_cut(origin):
+            held += self.ring.owners(content.ino, block, replicas + 1)[replicas:]
         return self.ring.candidates(content.ino, block, purpose, held, replicas=replicas)
 
 

@@ -46,7 +46,7 @@ from cachefs.network.guard import (
     GuardedSite,
     RefusedRequest,
 )
-from connectors.reach import Reach
+from connectors.reach import Reach, no_requests
 from worker.fill.source import NotHere
 from worker.peers.asked import DATA_PREFIX, Asked, check_pages, content_of, parse_asked
 from worker.peers.page_check import wrong_pages
@@ -108,10 +108,6 @@ class OriginRefused(FillFailed):
     status = 422
 
 
-def _unwatched(origin: Origin) -> Reach:
-    return Reach()
-
-
 async def _nothing(offer: c.Offer) -> None:
     raise NotFound("this worker takes no offers")
 
@@ -154,7 +150,7 @@ class PeerServer:
         handlers: Handlers,
         *,
         refresh: Callable[[], Awaitable[object]],
-        reach: Callable[[Origin], Reach] = _unwatched,
+        reach: Callable[[Origin], Reach] = no_requests,
         authorize: Authorize | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:

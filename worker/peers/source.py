@@ -22,6 +22,7 @@ from cachefs.core.pages import page_span, range_bytes
 from cachefs.core.placement import Member, View, all_members, block_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
 from connectors.fetch.request import RangeRequest
+from connectors.reach import Reach, no_requests
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.peers.connections import Connections
@@ -77,7 +78,8 @@ class Holders:
 
 class ClusterSource:
     """The `worker.fill.source.Source` of a node in a cluster. `refresh` updates the ring to the
-    newest view. It is called in threads and raises the typed errors (see `in_loop`)."""
+    newest view. It is called in threads and raises the typed errors (see `in_loop`). `reach`
+    returns the way from this node to an origin; its times are of `clock`."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class ClusterSource:
         origin: Source,
         *,
         refresh: Callable[[], object] = lambda: None,
+        reach: Callable[[Origin], Reach] = no_requests,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         presents_to: ListenerCheck = accept_any_listener,
@@ -101,6 +104,7 @@ class ClusterSource:
             headers=headers or {},
             refresh=refresh,
             holders=self._holders.of,
+            is_cut=lambda origin: reach(origin).is_cut(clock()),
             times=times,
             clock=clock,
         )

@@ -125,6 +125,7 @@ class Cluster:
             node.ring,
             origin,
             refresh=refresh,
+            reach=lambda origin: node.reach,
             headers=self.headers,
             ssl_context=asking,
             times=self.times,
