@@ -30,6 +30,7 @@ from tests.unit.master.sync_rig import content
 
 X, Y = UfsSpec("s3://x"), UfsSpec("s3://y")
 HOUR_S = 3600.0
+LIMIT_S = 60.0  # for a busy machine
 NEVER = -1.0
 FILES = {b"a/1": b"1", b"a/2": b"2", b"b/c/3": b"3", b"b/n": b"n", b"x": b"x"}
 
@@ -61,7 +62,7 @@ def status_of(master: Master, source: int = 0) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(LIMIT_S):
         while not condition():
             await asyncio.sleep(0.005)
 
