@@ -260,9 +260,10 @@ def test_interrupts_are_slow_once_they_free_no_call_any_more() -> None:
 
 @contextlib.contextmanager
 def deadlines_closed(deadlines: Deadlines) -> Iterator[None]:
+    thread = deadlines._thread
     deadlines.close()
     deadlines.close()
-    assert "hdfs-deadlines" not in [thread.name for thread in threading.enumerate()]
+    assert thread is None or not thread.is_alive()
     yield
 
 
