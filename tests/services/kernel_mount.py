@@ -139,7 +139,8 @@ class KernelMount:
         hung, _ = self._watchdog.communicate(timeout=ANSWER_S)
         _libc.umount2(os.fsencode(self.path), _DETACH)
         try:
-            self.abort()
+            if not mounting.has_ended(self.fd):  # else its device number may be another mount's
+                self.abort()
             self.process.end()
         finally:
             os.close(self.fd)
