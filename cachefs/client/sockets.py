@@ -49,6 +49,9 @@ def connect_socket(path: str) -> socket.socket:
         raise Unreachable(
             f"the server does not answer: {err.strerror}", remedy="is it running?", path=path
         ) from err
+    except BaseException:  # of a signal handler
+        sock.close()
+        raise
     return sock
 
 
