@@ -58,6 +58,16 @@ def _reap_orphans() -> None:
             pass
 
 
+def _abort_deposit(deposit: Deposit, fuse_fd: int, table_fd: int) -> None:
+    """Aborts a mount, and closes its descriptors. The device number of one that has ended may be
+    that of another mount by now. Raises OSError."""
+    try:
+        if not mounting.has_ended(fuse_fd):
+            mounting.abort(deposit.device)
+    finally:
+        close_all((fuse_fd, table_fd))
+
+
 class Agent:
     """The agent of one node."""
 
@@ -229,9 +239,7 @@ class Agent:
             with HolderClient(self._spec.holder) as holder:
                 found = holder.get(key)
                 if found is not None:
-                    deposit, *fds = found
-                    close_all(fds)
-                    mounting.abort(deposit.device)
+                    _abort_deposit(*found)
                     holder.drop(key)
         except (CacheFSError, OSError) as err:
             log.error("cannot abort %s: %s", key, err)
