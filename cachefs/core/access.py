@@ -23,26 +23,9 @@ from typing import Final
 import msgspec
 
 from cachefs.core import cluster as c
+from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.globs import select
-from cachefs.core.messages import (
-    AddJobPaths,
-    ControlJob,
-    Free,
-    GetAttr,
-    GetJob,
-    GetJobFailures,
-    GetPolicies,
-    GetSync,
-    ListDir,
-    ListJobs,
-    Lookup,
-    Message,
-    Resolve,
-    SetPolicy,
-    StartSync,
-    SubmitJob,
-)
 
 NOT_KNOWN: Final = "the token is not known"
 HEADER: Final = "Authorization"
@@ -198,7 +181,7 @@ class Need(enum.Flag):
 
 
 # A call that is not listed is refused for every limited caller.
-NEEDS: Final[Mapping[type[Message], Need]] = {
+NEEDS: Final[Mapping[type[m.Message], Need]] = {
     c.Register: Need.JOIN,
     c.Heartbeat: Need.JOIN,
     c.Leave: Need.JOIN,
@@ -209,10 +192,10 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     c.Drop: Need.JOIN,
     c.Work: Need.JOIN,
     c.Greeting: Need.NOTHING,
-    Lookup: Need.INOS,
-    GetAttr: Need.INOS,
-    ListDir: Need.INOS,
-    Resolve: Need.PATH,
+    m.Lookup: Need.INOS,
+    m.GetAttr: Need.INOS,
+    m.ListDir: Need.INOS,
+    m.Resolve: Need.PATH,
     c.Batch: Need.INOS,
     c.Locate: Need.INOS,
     c.ListNext: Need.INOS,
@@ -223,17 +206,17 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     # A content id contains 64 random bits: only a caller that received it can name it.
     c.PermitEviction: Need.NOTHING,
     c.RulesOf: Need.NOTHING,
-    GetPolicies: Need.PATH,
-    SetPolicy: Need.WRITE | Need.PATH | Need.BELOW,
-    Free: Need.WRITE | Need.PATH,
-    SubmitJob: Need.WRITE | Need.PATH,
-    AddJobPaths: Need.WRITE | Need.PATH | Need.LATER,
-    GetJob: Need.LATER,
-    ListJobs: Need.LATER,
-    GetJobFailures: Need.LATER,
-    ControlJob: Need.WRITE | Need.LATER,
-    StartSync: Need.WRITE | Need.PATH,  # a dry run: see `_needs_of`
-    GetSync: Need.LATER,  # the handler checks `stop`
+    m.GetPolicies: Need.PATH,
+    m.SetPolicy: Need.WRITE | Need.PATH | Need.BELOW,
+    m.Free: Need.WRITE | Need.PATH,
+    m.SubmitJob: Need.WRITE | Need.PATH,
+    m.AddJobPaths: Need.WRITE | Need.PATH | Need.LATER,
+    m.GetJob: Need.LATER,
+    m.ListJobs: Need.LATER,
+    m.GetJobFailures: Need.LATER,
+    m.ControlJob: Need.WRITE | Need.LATER,
+    m.StartSync: Need.WRITE | Need.PATH,  # a dry run: see `_needs_of`
+    m.GetSync: Need.LATER,  # the handler checks `stop`
     # A source is read with the credentials of the cluster's machines: a caller that adds one can
     # read everything that they can read, at any path.
     c.PushEvents: Need.PATH,  # and the secret of the source
@@ -250,7 +233,7 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
 }
 
 
-def permit(caller: Caller, call: Message) -> None:
+def permit(caller: Caller, call: m.Message) -> None:
     """Raises AccessDenied for a call that this caller may not make. Inos: see `inos_of`."""
     if not caller.is_limited:
         return
@@ -265,15 +248,15 @@ def permit(caller: Caller, call: Message) -> None:
         _permit_paths(caller, call, needs)
 
 
-def _needs_of(call: Message) -> Need | None:
+def _needs_of(call: m.Message) -> Need | None:
     """Returns the entry of `NEEDS` for a call, or None if it has none. A dry run writes nothing."""
     needs = NEEDS.get(type(call))
-    if needs is not None and isinstance(call, StartSync) and call.dry_run:
+    if needs is not None and isinstance(call, m.StartSync) and call.dry_run:
         return needs & ~Need.WRITE
     return needs
 
 
-def _permit_paths(caller: Caller, call: Message, needs: Need) -> None:
+def _permit_paths(caller: Caller, call: m.Message, needs: Need) -> None:
     """Raises AccessDenied for a path that the caller does not see."""
     if Need.ALL in needs:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
@@ -284,14 +267,16 @@ def _permit_paths(caller: Caller, call: Message, needs: Need) -> None:
         raise _denied(caller, f"is limited to what is below {_shown(caller.prefix)}")
 
 
-def _paths(call: Message) -> list[bytes]:
+def _paths(call: m.Message) -> list[bytes]:
     """Returns the paths at or below which everything lies that a call selects."""
     match call:
-        case Resolve() | GetPolicies() | SetPolicy() | Free() | StartSync() | c.PushEvents():
+        case m.Resolve() | m.GetPolicies() | m.SetPolicy() | m.Free() | m.StartSync():
             return [call.path]
-        case SubmitJob():
+        case c.PushEvents():
+            return [call.path]
+        case m.SubmitJob():
             return [select(path).base for path in call.spec.paths]
-        case AddJobPaths():
+        case m.AddJobPaths():
             return [select(path).base for path in call.paths]
         case _:
             raise AssertionError(f"{type(call).__name__} has no path")
@@ -303,12 +288,12 @@ def permit_metrics(caller: Caller) -> None:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
 
 
-def inos_of(call: Message) -> list[int]:
+def inos_of(call: m.Message) -> list[int]:
     """Returns the inos of a call. For a caller with a prefix, each must be at or below it."""
     match call:
-        case Lookup():
+        case m.Lookup():
             return [call.parent]
-        case GetAttr() | ListDir() | c.Walk() | c.ReportChanged() | c.ListNext():
+        case m.GetAttr() | m.ListDir() | c.Walk() | c.ReportChanged() | c.ListNext():
             return [call.ino]
         case c.Locate():
             return list(call.inos)

@@ -9,21 +9,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
+from cachefs.core import messages as m
 from cachefs.core.change_messages import ChangedFolders
 from cachefs.core.jobs import JobSpec
-from cachefs.core.messages import (
-    Attach,
-    Attached,
-    Found,
-    Invalidate,
-    JobFailures,
-    JobReply,
-    JobSubmitted,
-    JobTable,
-    Listing,
-    PoliciesAt,
-    SyncReply,
-)
 from cachefs.core.model import ContentId, Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.policies import Policy, Rule
 
@@ -46,19 +34,19 @@ class MetadataService(Protocol):
     @property
     def namespace(self) -> NamespaceId: ...
 
-    def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
+    def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None:
         """Returns the store's reply if it is fresh, else None. Raises NotADirectory, Stale."""
 
-    async def lookup(self, parent: int, name: bytes) -> Found:
+    async def lookup(self, parent: int, name: bytes) -> m.Found:
         """Returns a fresh reply, maybe from the origin. Cancellation leaves shared work running."""
 
-    async def getattr(self, ino: int) -> Found:
+    async def getattr(self, ino: int) -> m.Found:
         """Returns a fresh inode. Raises Stale if the ino was replaced or removed."""
 
-    async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
+    async def list_dir(self, ino: int, after: bytes, limit: int) -> m.Listing:
         """Returns a page of a fresh listing, which may still be in progress."""
 
-    async def resolve(self, path: bytes) -> Found:
+    async def resolve(self, path: bytes) -> m.Found:
         """Walks a path; `inode` is None if a component is missing."""
 
     async def locate(self, ino: int) -> Origin:
@@ -92,7 +80,7 @@ class MetadataService(Protocol):
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
         """Returns which of these no policy protects now."""
 
-    def events(self, after: int) -> AsyncIterator[Invalidate]:
+    def events(self, after: int) -> AsyncIterator[m.Invalidate]:
         """Yields invalidations with `seq` > after (negative: from this call on), for ever. Raises
         PositionGone if the stream no longer has that position."""
 
@@ -127,7 +115,7 @@ class PolicyService(Protocol):
         there. The change is durable; with `pin`, no worker can evict files there any more. Raises
         NotFound, BadConfig. If cancelled, the change may have happened."""
 
-    async def policies_at(self, path: bytes) -> PoliciesAt:
+    async def policies_at(self, path: bytes) -> m.PoliciesAt:
         """Returns the policies that apply at a path. Raises BadConfig."""
 
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
@@ -139,34 +127,36 @@ class JobService(Protocol):
     """The load jobs of one namespace. A metadata service implements it if it has jobs. Methods
     answer like the messages of their names in `cachefs.core.messages`, and raise their errors."""
 
-    async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
+    async def submit_job(
+        self, spec: JobSpec, key: str = "", *, more: bool = False
+    ) -> m.JobSubmitted:
         """Submits a job. If cancelled, it may have happened: submit again with the same `key`."""
 
     async def add_job_paths(
         self, job: int, first: int, paths: Sequence[bytes], *, last: bool
     ) -> None: ...
 
-    async def job(self, job: int) -> JobReply: ...
+    async def job(self, job: int) -> m.JobReply: ...
 
-    async def jobs(self, before: int, limit: int) -> JobTable: ...
+    async def jobs(self, before: int, limit: int) -> m.JobTable: ...
 
-    async def job_failures(self, job: int, after: int) -> JobFailures: ...
+    async def job_failures(self, job: int, after: int) -> m.JobFailures: ...
 
-    async def control_job(self, job: int, action: str) -> JobReply: ...
+    async def control_job(self, job: int, action: str) -> m.JobReply: ...
 
 
 @runtime_checkable
 class SyncService(Protocol):
     """Syncs on demand of one namespace, like `JobService`."""
 
-    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply: ...
+    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply: ...
 
-    async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply: ...
+    async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply: ...
 
 
 class SourceServices(Protocol):
     """The namespaces, by source: of the embedded server, or of a node's masters."""
 
-    async def attach(self, body: Attach) -> Attached: ...
+    async def attach(self, body: m.Attach) -> m.Attached: ...
     def service(self, namespace: NamespaceId) -> MetadataService: ...
     def status(self) -> list[dict[str, Any]]: ...

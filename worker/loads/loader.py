@@ -17,21 +17,7 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import CacheFSError, Interrupted, NotFound
 from cachefs.core.jobs import FileFailure, Room, TaskKind
 from worker.cache.load_requests import MISSING, Load, Loaded
-from worker.loads.schedule import (
-    Action,
-    Check,
-    Checked,
-    Event,
-    FileEnded,
-    FileFetched,
-    LoadFile,
-    LoadSchedule,
-    PollAnswered,
-    PollMaster,
-    Unanswered,
-    WakeDue,
-    is_large,
-)
+from worker.loads import schedule as s
 from worker.runtime.clocks import Clocks
 from worker.runtime.tasks import Tasks
 from worker.store.holds import Hold
@@ -60,9 +46,9 @@ class Loader:
         self._cache = cache
         self._ask = ask
         self._clock = (clocks or Clocks()).monotonic
-        self._state = LoadSchedule(worker)
+        self._state = s.LoadSchedule(worker)
         self._loop = asyncio.get_running_loop()
-        self._events: list[Event] = []
+        self._events: list[s.Event] = []
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
@@ -74,7 +60,7 @@ class Loader:
 
     def start(self) -> None:
         """Polls for the first tasks."""
-        self._post(WakeDue())
+        self._post(s.WakeDue())
 
     async def close(self) -> None:
         """Ends the polls without reporting the tasks in progress: the master assigns them again,
@@ -90,7 +76,7 @@ class Loader:
 
     # ---- events and actions ----
 
-    def _post(self, event: Event) -> None:
+    def _post(self, event: s.Event) -> None:
         """Queues an event. The events of one turn of the loop are handled together, in the next."""
         if not self._events and not self._is_closed:
             self._loop.call_soon(self._pump)
@@ -119,37 +105,37 @@ class Loader:
 
     def _tick(self) -> None:
         self._timer = None
-        self._post(WakeDue())
+        self._post(s.WakeDue())
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: s.Action) -> None:
         match action:
-            case LoadFile():
+            case s.LoadFile():
                 self._bring(action)
-            case PollMaster(work):
+            case s.PollMaster(work):
                 self._tasks.start(self._poll(work))
-            case Check():
+            case s.Check():
                 self._tasks.start(self._check(action))
             # The loads of a dropped task end at their gate, or soon complete.
 
     async def _poll(self, work: Work) -> None:
         progress = self._state.progress(self._cache.cached_bytes)
         work = msgspec.structs.replace(work, progress=progress)
-        event: Event
+        event: s.Event
         try:
-            event = PollAnswered(await self._ask(work))
+            event = s.PollAnswered(await self._ask(work))
         except CacheFSError as err:
             log.debug("the poll for tasks failed: %s", err.one_line())
-            event = Unanswered()
+            event = s.Unanswered()
         self._state.capacity_bytes = self._cache.capacity()
         self._post(event)
 
     # ---- loads ----
 
-    def _bring(self, bring: LoadFile) -> None:
+    def _bring(self, bring: s.LoadFile) -> None:
         task, place = bring.task, bring.place
 
         def on_fetched() -> None:
-            self._post(FileFetched(bring.id, place))
+            self._post(s.FileFetched(bring.id, place))
 
         def on_ended(loaded: Loaded) -> None:
             self._ended(bring, loaded)
@@ -159,7 +145,7 @@ class Loader:
 
         hold = Hold(task.hold_until_s, task.hold_read) if task.hold_until_s else None
         origin, block = bring.file.origin, bring.file.block
-        gates = gate if is_large(bring.file) else None
+        gates = gate if s.is_large(bring.file) else None
         self._cache.load(Load(origin, block, hold, gates, on_fetched, on_ended))
 
     async def _pass(self, id: int, place: int, size_bytes: int) -> None:
@@ -171,7 +157,7 @@ class Loader:
             await asyncio.sleep(min(wait_s, GATE_S))
         raise Interrupted("the load job no longer runs")
 
-    def _ended(self, bring: LoadFile, loaded: Loaded) -> None:
+    def _ended(self, bring: s.LoadFile, loaded: Loaded) -> None:
         self.counters["files"] += loaded.error is None
         self.counters["failed_files"] += loaded.error is not None
         self.counters["fetched_bytes"] += loaded.fetched_bytes
@@ -179,12 +165,12 @@ class Loader:
             self._tasks.start(self._no_room(bring, loaded))
         else:
             failure = _failure(bring.place, loaded.error)
-            self._post(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure))
+            self._post(s.FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure))
 
-    async def _no_room(self, bring: LoadFile, loaded: Loaded) -> None:
+    async def _no_room(self, bring: s.LoadFile, loaded: Loaded) -> None:
         room = await self._cache_use()
         failure = _failure(bring.place, loaded.error)
-        self._post(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure, room))
+        self._post(s.FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure, room))
 
     async def _cache_use(self) -> Room:
         """Returns the cache use, at most `ROOM_S` old: many files may find no space at once."""
@@ -201,7 +187,7 @@ class Loader:
 
     # ---- checks ----
 
-    async def _check(self, check: Check) -> None:
+    async def _check(self, check: s.Check) -> None:
         look = self._cache.verify if check.task.kind is TaskKind.VERIFY else self._cache.check
         try:
             missing = await look(check.task.files)
@@ -209,7 +195,7 @@ class Loader:
         except OSError as err:
             missing = [*range(len(check.task.files))]
             cause = f"cannot read the cache disk: {err.strerror or err}"
-        self._post(Checked(check.id, [FileFailure(place, MISSING, cause) for place in missing]))
+        self._post(s.Checked(check.id, [FileFailure(place, MISSING, cause) for place in missing]))
 
 
 def _failure(place: int, error: CacheFSError | None) -> FileFailure | None:

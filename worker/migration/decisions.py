@@ -13,21 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from worker.migration.events import (
-    Action,
-    Event,
-    Filled,
-    HaveReplied,
-    OfferReceived,
-    OfferReplied,
-    Outdated,
-    OwnersChanged,
-    PagesCompared,
-    PagesFetched,
-    Scanned,
-    TimePassed,
-    ViewReceived,
-)
+from worker.migration import events as e
 from worker.migration.receiver import MigrationReceiver
 from worker.migration.sender import MigrationSender
 from worker.runtime.rate import TokenBucket
@@ -44,39 +30,39 @@ class MigrationDecisions:
         self.epoch = -1
         self.settled = 0
 
-    def handle(self, event: Event, now_s: float) -> list[Action]:
+    def handle(self, event: e.Event, now_s: float) -> list[e.Action]:
         """Returns the actions for an event; the first action for an offer is its `OfferReply`."""
         actions = self._handle(event, now_s)
         if self.giver.settled == self.epoch and self.taker.is_idle:
             self.settled = max(self.settled, self.epoch)
         return actions
 
-    def _handle(self, event: Event, now_s: float) -> list[Action]:
+    def _handle(self, event: e.Event, now_s: float) -> list[e.Action]:
         match event:
-            case ViewReceived(view):
+            case e.ViewReceived(view):
                 if view.epoch < self.epoch:
                     self.settled = 0
                 self.epoch = view.epoch
                 return self.taker.on_view(view) + self.giver.on_view(view, now_s)
-            case TimePassed():
+            case e.TimePassed():
                 return self.giver.advance(now_s) + self.taker.advance(now_s)
-            case Scanned():
+            case e.Scanned():
                 return self.giver.on_scanned(event, now_s)
-            case Filled():
+            case e.Filled():
                 return self.giver.on_filled(event, now_s)
-            case OwnersChanged():
+            case e.OwnersChanged():
                 return self.giver.on_owners_changed(now_s)
-            case HaveReplied():
+            case e.HaveReplied():
                 return self.giver.on_have(event, now_s)
-            case OfferReplied():
+            case e.OfferReplied():
                 return self.giver.on_offer_answered(event, now_s)
-            case Outdated():
+            case e.Outdated():
                 return self.giver.on_outdated(event)
-            case OfferReceived(offer):
+            case e.OfferReceived(offer):
                 return self.taker.on_offer(offer, now_s)
-            case PagesCompared():
+            case e.PagesCompared():
                 return self.taker.on_looked(event, now_s)
-            case PagesFetched():
+            case e.PagesFetched():
                 return self.taker.on_brought(event, now_s)
 
     @property

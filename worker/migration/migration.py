@@ -26,30 +26,9 @@ from cachefs.core.messages import Done, Failure, error_of
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.pages import range_bytes
 from cachefs.core.placement import View
+from worker.migration import events as e
 from worker.migration.decisions import DEFAULT_BYTES_PER_S
 from worker.migration.decisions import MigrationDecisions as Decisions
-from worker.migration.events import (
-    Action,
-    AskHave,
-    Bring,
-    Event,
-    Filled,
-    HaveReplied,
-    LookAt,
-    OfferReceived,
-    OfferReplied,
-    OfferReply,
-    Outdated,
-    OwnersChanged,
-    PagesCompared,
-    PagesFetched,
-    RefreshView,
-    Scan,
-    Scanned,
-    SendOffer,
-    TimePassed,
-    ViewReceived,
-)
 from worker.runtime.tasks import Tasks
 from worker.store.holdings import Holding
 
@@ -127,15 +106,15 @@ class Migration:
 
     def on_view(self, view: View) -> None:
         """Handles a view of the members, new or unchanged."""
-        self._handle(ViewReceived(view))
+        self._handle(e.ViewReceived(view))
 
     def offered(self, offer: Offer) -> Done:
         """Accepts a peer's `Offer`. Raises Stale if its epoch is earlier than this worker's,
         NoSpace, and Unavailable if the peer may retry later."""
-        answer, *rest = self._decide(OfferReceived(offer))
+        answer, *rest = self._decide(e.OfferReceived(offer))
         for action in rest:
             self._act(action)
-        if isinstance(answer, OfferReply) and answer.failure is not None:
+        if isinstance(answer, e.OfferReply) and answer.failure is not None:
             raise answer.failure
         return Done()
 
@@ -150,14 +129,14 @@ class Migration:
 
     def owners_changed(self) -> None:
         """Handles a replica count that has grown, or has become known here."""
-        self._handle(OwnersChanged())
+        self._handle(e.OwnersChanged())
 
     async def run(self) -> None:
         """Runs until cancelled, which also cancels all calls in flight."""
         try:
             while True:
                 self._wake.clear()
-                self._handle(TimePassed())
+                self._handle(e.TimePassed())
                 if self._fresh and not self._is_reporting:
                     self._is_reporting = True
                     self._tasks.start(self._report_fresh())
@@ -176,11 +155,11 @@ class Migration:
 
     # ---- decisions ----
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: e.Event) -> None:
         for action in self._decide(event):
             self._act(action)
 
-    def _decide(self, event: Event) -> list[Action]:
+    def _decide(self, event: e.Event) -> list[e.Action]:
         decisions = self._decisions
         settled, was_at_work = decisions.settled, decisions.is_at_work
         actions = decisions.handle(event, self._clock())
@@ -190,23 +169,23 @@ class Migration:
             self._wake.set()
         return actions
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: e.Action) -> None:
         if self._closed:
             return
         match action:
-            case Scan():
+            case e.Scan():
                 self._tasks.start(self._scan(action))
-            case AskHave():
+            case e.AskHave():
                 self._tasks.start(self._ask_have(action))
-            case SendOffer():
+            case e.SendOffer():
                 self._tasks.start(self._send_offer(action))
-            case LookAt():
+            case e.LookAt():
                 self._tasks.start(self._look_at(action))
-            case Bring():
+            case e.Bring():
                 self._tasks.start(self._bring(action))
-            case RefreshView():
+            case e.RefreshView():
                 self._refresh()
-            case OfferReply():
+            case e.OfferReply():
                 raise AssertionError("an answer is given by `offered`")
 
     def _refresh(self) -> None:
@@ -231,26 +210,26 @@ class Migration:
                 Holding(key, size_bytes, await self._cache.bits(key), replicas)
                 for key, (size_bytes, replicas) in fresh.items()
             ]
-            self._handle(Filled(tuple(found)))
+            self._handle(e.Filled(tuple(found)))
         finally:
             self._is_reporting = False
 
-    async def _scan(self, scan: Scan) -> None:
+    async def _scan(self, scan: e.Scan) -> None:
         try:
             found = await self._within(SCAN_S, self._cache.holdings(scan.after, scan.limit))
         except (OSError, CacheFSError) as err:
             log.warning("cannot read the index, migration waits and retries: %s", err)
-            return self._handle(Scanned(scan.epoch, (), b"", failed=True))
+            return self._handle(e.Scanned(scan.epoch, (), b"", failed=True))
         after = found[-1].key if len(found) == scan.limit else b""
-        self._handle(Scanned(scan.epoch, found, after))
+        self._handle(e.Scanned(scan.epoch, found, after))
 
-    async def _ask_have(self, ask: AskHave) -> None:
+    async def _ask_have(self, ask: e.AskHave) -> None:
         pages: dict[bytes, int] | None = None
         try:
             pages = await self._pages_of(ask.peer.url, ask.contents)
         except CacheFSError as err:
             log.debug("worker %s: %s", ask.peer.id[:8], err.one_line())
-        self._handle(HaveReplied(ask.epoch, ask.peer.id, pages))
+        self._handle(e.HaveReplied(ask.epoch, ask.peer.id, pages))
 
     async def _pages_of(self, url: str, contents: tuple[bytes, ...]) -> dict[bytes, int]:
         """Returns the page bitmaps that a peer has. Raises the peer's or the network's failure."""
@@ -260,9 +239,9 @@ class Migration:
         bitmaps = (int.from_bytes(data, "little") for data in answer.pages)
         return dict(zip(contents, bitmaps, strict=True))
 
-    async def _send_offer(self, send: SendOffer) -> None:
+    async def _send_offer(self, send: e.SendOffer) -> None:
         outdated = await self._outdated([*dict.fromkeys(key for key, _ in send.blocks)])
-        self._handle(Outdated(send.epoch, send.peer.id, outdated))
+        self._handle(e.Outdated(send.epoch, send.peer.id, outdated))
         both = zip(send.blocks, send.replicas, strict=True)
         kept = {block: count for block, count in both if block[0] not in outdated}
         offer = Offer(self._worker, self._url, send.epoch, [*kept], [*kept.values()])
@@ -272,7 +251,7 @@ class Migration:
                 await self._call(send.peer.url, offer)
         except CacheFSError as err:
             failure = err
-        self._handle(OfferReplied(send.epoch, send.peer.id, failure))
+        self._handle(e.OfferReplied(send.epoch, send.peer.id, failure))
 
     async def _outdated(self, keys: Sequence[bytes]) -> frozenset[bytes]:
         """Returns the contents that, according to the master, no file has any more."""
@@ -304,7 +283,7 @@ class Migration:
 
     # ---- receiving ----
 
-    async def _look_at(self, look: LookAt) -> None:
+    async def _look_at(self, look: e.LookAt) -> None:
         pages: dict[bytes, int] | None = None
         try:
             theirs = await self._pages_of(look.url, look.contents)
@@ -313,17 +292,17 @@ class Migration:
             }
         except CacheFSError as err:
             log.debug("worker %s: %s", look.giver[:8], err.one_line())
-        self._handle(PagesCompared(look.epoch, look.giver, pages))
+        self._handle(e.PagesCompared(look.epoch, look.giver, pages))
 
-    async def _bring(self, bring: Bring) -> None:
+    async def _bring(self, bring: e.Bring) -> None:
         size_bytes, failure = 0, None
         try:
             size_bytes = await self._within(BRING_S, self._brought_bytes(bring))
         except CacheFSError as err:
             failure = err
-        self._handle(PagesFetched(bring, size_bytes, failure))
+        self._handle(e.PagesFetched(bring, size_bytes, failure))
 
-    async def _brought_bytes(self, bring: Bring) -> int:
+    async def _brought_bytes(self, bring: e.Bring) -> int:
         content = ContentId.of_key(bring.key)
         origin = await self._locate(content.namespace, content.ino)
         if origin.content != content:

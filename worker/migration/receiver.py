@@ -19,19 +19,7 @@ from cachefs.core.cluster import Offer
 from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable
 from cachefs.core.placement import Placement, View
 from cachefs.core.policies import MOST_REPLICAS
-from worker.migration.events import (
-    BLOCK_PAGES,
-    Action,
-    Block,
-    Bring,
-    LookAt,
-    OfferReply,
-    PagesCompared,
-    PagesFetched,
-    RefreshView,
-    ino_of,
-    pages_of,
-)
+from worker.migration import events as e
 from worker.runtime.rate import TokenBucket
 
 QUEUE_BLOCKS: Final = 16_384  # of all senders
@@ -46,9 +34,9 @@ MOST_FAILURES: Final = 8  # in a row; then the sender's offers are dropped
 @dataclass(slots=True)
 class _Sender:
     url: str
-    queue: dict[Block, None] = field(default_factory=dict)  # ordered, each block once
-    looking: tuple[Block, ...] = ()
-    pieces: deque[Bring] = field(default_factory=deque)
+    queue: dict[e.Block, None] = field(default_factory=dict)  # ordered, each block once
+    looking: tuple[e.Block, ...] = ()
+    pieces: deque[e.Bring] = field(default_factory=deque)
     failures: int = 0  # in a row
 
     @property
@@ -67,7 +55,7 @@ class MigrationReceiver:
         self._epoch = -1
         self._placement = Placement(())
         self._senders: dict[str, _Sender] = {}  # in the order of their turns
-        self._bringing: set[Bring] = set()
+        self._bringing: set[e.Bring] = set()
         self._full_until_s = float("-inf")
 
     @property
@@ -81,7 +69,7 @@ class MigrationReceiver:
 
     # ---- events ----
 
-    def on_view(self, view: View) -> list[Action]:
+    def on_view(self, view: View) -> list[e.Action]:
         """Drops the offers of an earlier epoch; their senders offer them again if needed."""
         self._placement = Placement(view.members)
         if view.epoch != self._epoch:
@@ -89,12 +77,12 @@ class MigrationReceiver:
             self._senders = {}
         return []
 
-    def on_offer(self, offer: Offer, now_s: float) -> list[Action]:
+    def on_offer(self, offer: Offer, now_s: float) -> list[e.Action]:
         """Accepts or refuses an offer; the first action is the `OfferReply`."""
         refusal = self._refusal(offer, now_s)
         if refusal is not None:
             later = offer.epoch > self._epoch
-            return [OfferReply(refusal), *([RefreshView()] if later else [])]
+            return [e.OfferReply(refusal), *([e.RefreshView()] if later else [])]
         sender = self._senders.setdefault(offer.worker, _Sender(offer.url))
         sender.url = offer.url
         at_work = {*sender.looking, *map(_block_of, sender.pieces), *map(_block_of, self._bringing)}
@@ -102,9 +90,9 @@ class MigrationReceiver:
         for block, replicas in zip(offer.blocks, counts, strict=False):
             if block not in at_work and self._owns(block, replicas):
                 sender.queue[block] = None
-        return [OfferReply(None), *self.advance(now_s)]
+        return [e.OfferReply(None), *self.advance(now_s)]
 
-    def on_looked(self, event: PagesCompared, now_s: float) -> list[Action]:
+    def on_looked(self, event: e.PagesCompared, now_s: float) -> list[e.Action]:
         sender = self._senders.get(event.giver)
         if sender is None or not sender.looking or event.epoch != self._epoch:
             return []
@@ -114,11 +102,11 @@ class MigrationReceiver:
             self.failed += 1
         else:
             for key, block in blocks:
-                bits = pages_of(event.pages.get(key, 0), block)
+                bits = e.pages_of(event.pages.get(key, 0), block)
                 sender.pieces.extend(_pieces(key, block, bits, event.giver, sender.url))
         return self.advance(now_s)
 
-    def on_brought(self, event: PagesFetched, now_s: float) -> list[Action]:
+    def on_brought(self, event: e.PagesFetched, now_s: float) -> list[e.Action]:
         if event.bring not in self._bringing:
             return []
         self._bringing.discard(event.bring)
@@ -130,9 +118,9 @@ class MigrationReceiver:
             sender.failures = 0
         return self.advance(now_s)
 
-    def advance(self, now_s: float) -> list[Action]:
+    def advance(self, now_s: float) -> list[e.Action]:
         """Returns the due actions. Also called periodically."""
-        actions: list[Action] = []
+        actions: list[e.Action] = []
         while self._may_bring_more and self._bucket.is_open(now_s):
             piece = self._next_piece()
             if piece is None:
@@ -145,7 +133,7 @@ class MigrationReceiver:
                 for block in sender.looking:
                     del sender.queue[block]
                 contents = tuple(dict.fromkeys(key for key, _ in sender.looking))
-                actions.append(LookAt(self._epoch, id, sender.url, contents))
+                actions.append(e.LookAt(self._epoch, id, sender.url, contents))
         self._forget_empty()
         return actions
 
@@ -162,9 +150,9 @@ class MigrationReceiver:
             return Unavailable("too many offered blocks are queued")
         return None
 
-    def _owns(self, block: Block, replicas: int) -> bool:
+    def _owns(self, block: e.Block, replicas: int) -> bool:
         replicas = min(max(1, replicas), MOST_REPLICAS)
-        owners = self._placement.owners(ino_of(block[0]), block[1], replicas)
+        owners = self._placement.owners(e.ino_of(block[0]), block[1], replicas)
         return any(one.id == self._worker for one in owners)
 
     @property
@@ -172,7 +160,7 @@ class MigrationReceiver:
         pages = sum(piece.end - piece.first for piece in self._bringing)
         return len(self._bringing) < BRINGS and pages < BRINGING_PAGES
 
-    def _next_piece(self) -> Bring | None:
+    def _next_piece(self) -> e.Bring | None:
         """Returns a piece of the next sender in turn, which becomes the last."""
         for id, sender in self._senders.items():
             if sender.pieces:
@@ -180,7 +168,7 @@ class MigrationReceiver:
                 return sender.pieces.popleft()
         return None
 
-    def _failed(self, bring: Bring, failure: CacheFSError, now_s: float) -> None:
+    def _failed(self, bring: e.Bring, failure: CacheFSError, now_s: float) -> None:
         self.failed += 1
         if isinstance(failure, NoSpace):
             self._full_until_s = now_s + FULL_S
@@ -207,11 +195,11 @@ class MigrationReceiver:
             assert len(sender.looking) <= LOOK_BLOCKS
 
 
-def _block_of(bring: Bring) -> Block:
-    return bring.key, bring.first // BLOCK_PAGES
+def _block_of(bring: e.Bring) -> e.Block:
+    return bring.key, bring.first // e.BLOCK_PAGES
 
 
-def _pieces(key: bytes, block: int, bits: int, sender: str, url: str) -> Iterator[Bring]:
+def _pieces(key: bytes, block: int, bits: int, sender: str, url: str) -> Iterator[e.Bring]:
     """Yields the runs of pages in `bits` (of that block), cut into pieces."""
     page = 0
     while bits >> page:
@@ -219,6 +207,6 @@ def _pieces(key: bytes, block: int, bits: int, sender: str, url: str) -> Iterato
         page += (rest & -rest).bit_length() - 1
         absent = ~(bits >> page)
         end = min(page + (absent & -absent).bit_length() - 1, page + PIECE_PAGES)
-        first = block * BLOCK_PAGES
-        yield Bring(key, first + page, first + end, sender, url)
+        first = block * e.BLOCK_PAGES
+        yield e.Bring(key, first + page, first + end, sender, url)
         page = end

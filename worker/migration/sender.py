@@ -22,21 +22,7 @@ from cachefs.core.cluster import BATCH_LIMIT
 from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import Member, Placement, View
-from worker.migration.events import (
-    BLOCK_PAGES,
-    Action,
-    AskHave,
-    Block,
-    Filled,
-    HaveReplied,
-    OfferReplied,
-    Outdated,
-    Scan,
-    Scanned,
-    SendOffer,
-    ino_of,
-    pages_of,
-)
+from worker.migration import events as e
 from worker.runtime.rate import TokenBucket
 from worker.store.holdings import Holding
 
@@ -77,20 +63,20 @@ class _Receiver:
 
     member: Member
     progress_s: float
-    fresh: dict[Block, _Move] = field(default_factory=dict)
-    wanted: dict[Block, _Move] = field(default_factory=dict)
-    given: dict[Block, _Move] = field(default_factory=dict)
-    calling: tuple[Block, ...] | None = None
+    fresh: dict[e.Block, _Move] = field(default_factory=dict)
+    wanted: dict[e.Block, _Move] = field(default_factory=dict)
+    given: dict[e.Block, _Move] = field(default_factory=dict)
+    calling: tuple[e.Block, ...] | None = None
     failures: int = 0
     next_call_s: float = 0.0
     full_until_s: float = float("-inf")
     given_up: bool = False
     again_s: float = 0.0  # if given up: the time of the next try, with later fills
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[e.Block]:
         return [*self.fresh, *self.wanted, *self.given]
 
-    def move(self, block: Block) -> _Move | None:
+    def move(self, block: e.Block) -> _Move | None:
         return self.fresh.get(block) or self.wanted.get(block) or self.given.get(block)
 
     def __len__(self) -> int:
@@ -137,7 +123,7 @@ class MigrationSender:
 
     # ---- events ----
 
-    def on_view(self, view: View, now_s: float) -> list[Action]:
+    def on_view(self, view: View, now_s: float) -> list[e.Action]:
         owning = {one.id: one.weight for one in view.members if one.weight > 0}
         if view.epoch == self._epoch and owning == self._members:
             return self._new_addresses(view)
@@ -164,7 +150,7 @@ class MigrationSender:
         self._scanning = False
         self._next_scan_s = now_s + SCAN_AFTER_S
 
-    def _new_addresses(self, view: View) -> list[Action]:
+    def _new_addresses(self, view: View) -> list[e.Action]:
         """Adopts a view with the same members, some of them perhaps at other URLs."""
         self._now = Placement(view.members)
         for member in view.members:
@@ -174,7 +160,7 @@ class MigrationSender:
                 receiver.failures, receiver.next_call_s = 0, 0.0
         return []
 
-    def on_scanned(self, event: Scanned, now_s: float) -> list[Action]:
+    def on_scanned(self, event: e.Scanned, now_s: float) -> list[e.Action]:
         if event.epoch != self._epoch or not self._scanning:
             return []
         self._scanning = False
@@ -186,7 +172,7 @@ class MigrationSender:
         self._after = event.after or None
         return self.advance(now_s)
 
-    def on_filled(self, event: Filled, now_s: float) -> list[Action]:
+    def on_filled(self, event: e.Filled, now_s: float) -> list[e.Action]:
         for holding in event.holdings:
             if self.blocks >= WINDOW_BLOCKS:
                 self._may_lack = True
@@ -194,11 +180,11 @@ class MigrationSender:
                 self._look_at(holding, now_s, self._others)
         return self.advance(now_s)
 
-    def on_owners_changed(self, now_s: float) -> list[Action]:
+    def on_owners_changed(self, now_s: float) -> list[e.Action]:
         self._may_lack = True
         return self.advance(now_s)
 
-    def on_have(self, event: HaveReplied, now_s: float) -> list[Action]:
+    def on_have(self, event: e.HaveReplied, now_s: float) -> list[e.Action]:
         receiver = self._answered(event.epoch, event.peer)
         if receiver is None:
             return []
@@ -211,7 +197,7 @@ class MigrationSender:
                 self._compare(receiver, block, event.pages.get(block[0], 0), now_s)
         return self._call(receiver, now_s) + self._scan(now_s)
 
-    def on_offer_answered(self, event: OfferReplied, now_s: float) -> list[Action]:
+    def on_offer_answered(self, event: e.OfferReplied, now_s: float) -> list[e.Action]:
         receiver = self._answered(event.epoch, event.peer)
         if receiver is None:
             return []
@@ -223,7 +209,7 @@ class MigrationSender:
             self._refused(receiver, blocks, event.failure, now_s)
         return self._call(receiver, now_s) + self._scan(now_s)
 
-    def on_outdated(self, event: Outdated) -> list[Action]:
+    def on_outdated(self, event: e.Outdated) -> list[e.Action]:
         """Ends the moves of stale contents, before the result of their offer."""
         receiver = self._answered(event.epoch, event.peer)
         if receiver is not None:
@@ -232,14 +218,14 @@ class MigrationSender:
                     self._ended(move)
         return []
 
-    def advance(self, now_s: float) -> list[Action]:
+    def advance(self, now_s: float) -> list[e.Action]:
         """Returns the due actions. Also called periodically."""
-        actions: list[Action] = []
+        actions: list[e.Action] = []
         for receiver in self._receivers.values():
             actions += self._call(receiver, now_s)
         return actions + self._scan(now_s)
 
-    def _scan(self, now_s: float) -> list[Action]:
+    def _scan(self, now_s: float) -> list[e.Action]:
         """Continues the scan if the window has room; updates `settled`; starts a scan for the other
         replicas if it is due."""
         if self._after is None:
@@ -255,19 +241,19 @@ class MigrationSender:
         if self._scanning or now_s < self._next_scan_s or self.blocks >= WINDOW_BLOCKS:
             return []
         self._scanning = True
-        return [Scan(self._epoch, self._after, SCAN_CONTENTS)]
+        return [e.Scan(self._epoch, self._after, SCAN_CONTENTS)]
 
     # ---- moves ----
 
     def _look_at(self, holding: Holding, now_s: float, owners_of: OwnersOf) -> None:
-        ino, bits, block = ino_of(holding.key), holding.bits, 0
+        ino, bits, block = e.ino_of(holding.key), holding.bits, 0
         waited = owners_of == self._heirs and self._for_view
         while bits:
-            here = pages_of(bits, 0)
+            here = e.pages_of(bits, 0)
             for owner in owners_of(ino, block, holding.replicas) if here else ():
                 move = _Move(here, holding.size_bytes, holding.replicas, waited)
                 self._begin(owner, (holding.key, block), move, now_s)
-            bits >>= BLOCK_PAGES
+            bits >>= e.BLOCK_PAGES
             block += 1
 
     def _others(self, ino: int, block: int, replicas: int) -> list[Member]:
@@ -289,7 +275,7 @@ class MigrationSender:
                 return []
         return [one for one in owners if one.id != self._worker]
 
-    def _begin(self, owner: Member, block: Block, move: _Move, now_s: float) -> None:
+    def _begin(self, owner: Member, block: e.Block, move: _Move, now_s: float) -> None:
         receiver = self._receivers.get(owner.id)
         if receiver is None:
             receiver = self._receivers[owner.id] = _Receiver(owner, now_s)
@@ -316,17 +302,17 @@ class MigrationSender:
 
     # ---- calls ----
 
-    def _call(self, receiver: _Receiver, now_s: float) -> list[Action]:
+    def _call(self, receiver: _Receiver, now_s: float) -> list[e.Action]:
         """Returns the next call to a receiver, if it is due."""
         self._give_up_if_stuck(receiver, now_s)
         if receiver.calling is not None or now_s < receiver.next_call_s:
             return []
         return self._offer(receiver, now_s) or self._ask(receiver, now_s)
 
-    def _offer(self, receiver: _Receiver, now_s: float) -> list[Action]:
+    def _offer(self, receiver: _Receiver, now_s: float) -> list[e.Action]:
         if not receiver.wanted:
             return []
-        blocks: list[Block] = []
+        blocks: list[e.Block] = []
         for block, move in receiver.wanted.items():
             if len(blocks) == BATCH_LIMIT or not self._bucket.is_open(now_s):
                 break
@@ -339,9 +325,9 @@ class MigrationSender:
             return []
         receiver.calling = tuple(blocks)
         counts = tuple(receiver.wanted[block].replicas for block in blocks)
-        return [SendOffer(self._epoch, receiver.member, receiver.calling, counts)]
+        return [e.SendOffer(self._epoch, receiver.member, receiver.calling, counts)]
 
-    def _ask(self, receiver: _Receiver, now_s: float) -> list[Action]:
+    def _ask(self, receiver: _Receiver, now_s: float) -> list[e.Action]:
         blocks = [*islice(receiver.fresh, BATCH_LIMIT)]
         for block, move in islice(receiver.given.items(), BATCH_LIMIT - len(blocks)):
             if now_s - move.asked_s < CONFIRM_S:
@@ -351,20 +337,20 @@ class MigrationSender:
             return []
         receiver.calling = tuple(blocks)
         contents = tuple(dict.fromkeys(key for key, _ in blocks))
-        return [AskHave(self._epoch, receiver.member, contents)]
+        return [e.AskHave(self._epoch, receiver.member, contents)]
 
     def _answered(self, epoch: int, peer: str) -> _Receiver | None:
         receiver = self._receivers.get(peer) if epoch == self._epoch else None
         return receiver if receiver is not None and receiver.calling is not None else None
 
-    def _compare(self, receiver: _Receiver, block: Block, bits: int, now_s: float) -> None:
+    def _compare(self, receiver: _Receiver, block: e.Block, bits: int, now_s: float) -> None:
         move = receiver.fresh.pop(block, None)
         known = move is None
         if move is None:
             move = receiver.given.pop(block, None)
         if move is None:
             return
-        missing = move.bits & ~pages_of(bits, block[1])
+        missing = move.bits & ~e.pages_of(bits, block[1])
         if not missing:
             self.handed += 1
             self._ended(move)
@@ -377,7 +363,7 @@ class MigrationSender:
         stuck = not known or now_s - move.offered_s >= REOFFER_S
         (receiver.wanted if stuck else receiver.given)[block] = move
 
-    def _accepted(self, receiver: _Receiver, blocks: Iterable[Block], now_s: float) -> None:
+    def _accepted(self, receiver: _Receiver, blocks: Iterable[e.Block], now_s: float) -> None:
         for block in blocks:
             move = receiver.wanted.pop(block, None)
             if move is None:
@@ -389,7 +375,7 @@ class MigrationSender:
             receiver.given[block] = move
 
     def _refused(
-        self, receiver: _Receiver, blocks: Iterable[Block], failure: CacheFSError, now_s: float
+        self, receiver: _Receiver, blocks: Iterable[e.Block], failure: CacheFSError, now_s: float
     ) -> None:
         if isinstance(failure, NoSpace):
             receiver.full_until_s = now_s + FULL_S
@@ -434,10 +420,10 @@ class MigrationSender:
             assert self._after is None or not self._for_view
 
 
-def _size_bytes(block: Block, move: _Move) -> int:
+def _size_bytes(block: e.Block, move: _Move) -> int:
     """Returns the bytes of the pages that the receiver lacks."""
     size_bytes = move.missing.bit_count() * PAGE_BYTES
-    last = (move.size_bytes - 1) // PAGE_BYTES - block[1] * BLOCK_PAGES
-    if 0 <= last < BLOCK_PAGES and move.missing >> last & 1:
+    last = (move.size_bytes - 1) // PAGE_BYTES - block[1] * e.BLOCK_PAGES
+    if 0 <= last < e.BLOCK_PAGES and move.missing >> last & 1:
         size_bytes -= -move.size_bytes % PAGE_BYTES
     return size_bytes

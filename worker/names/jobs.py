@@ -9,32 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachefs.core import cluster as c
+from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import JobSpec
-from cachefs.core.messages import (
-    AddJobPaths,
-    ControlJob,
-    Done,
-    GetJob,
-    GetJobFailures,
-    GetSync,
-    JobFailures,
-    JobReply,
-    JobSubmitted,
-    JobTable,
-    ListJobs,
-    Message,
-    StartSync,
-    SubmitJob,
-    SyncReply,
-)
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import JobService, SyncService
 
 HEAR_S: Final = 2.0
 REACH_S: Final = 5.0  # then the command reports that the master does not reply, and retries
 
-T = TypeVar("T", bound=Message)
+T = TypeVar("T", bound=m.Message)
 
 
 class MasterJobs:
@@ -52,33 +36,37 @@ class MasterJobs:
     async def _hear(self, seq: int, within_s: float) -> bool:
         raise NotImplementedError
 
-    async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
-        return await self._ask_soon(SubmitJob(self.namespace, spec, key, more), JobSubmitted)
+    async def submit_job(
+        self, spec: JobSpec, key: str = "", *, more: bool = False
+    ) -> m.JobSubmitted:
+        return await self._ask_soon(m.SubmitJob(self.namespace, spec, key, more), m.JobSubmitted)
 
     async def add_job_paths(
         self, job: int, first: int, paths: Sequence[bytes], *, last: bool
     ) -> None:
-        await self._ask_soon(AddJobPaths(self.namespace, job, first, [*paths], last), Done)
+        await self._ask_soon(m.AddJobPaths(self.namespace, job, first, [*paths], last), m.Done)
 
-    async def job(self, job: int) -> JobReply:
-        return await self._ask_soon(GetJob(self.namespace, job), JobReply)
+    async def job(self, job: int) -> m.JobReply:
+        return await self._ask_soon(m.GetJob(self.namespace, job), m.JobReply)
 
-    async def jobs(self, before: int, limit: int) -> JobTable:
-        return await self._ask_soon(ListJobs(self.namespace, before, limit), JobTable)
+    async def jobs(self, before: int, limit: int) -> m.JobTable:
+        return await self._ask_soon(m.ListJobs(self.namespace, before, limit), m.JobTable)
 
-    async def job_failures(self, job: int, after: int) -> JobFailures:
-        return await self._ask_soon(GetJobFailures(self.namespace, job, after), JobFailures)
+    async def job_failures(self, job: int, after: int) -> m.JobFailures:
+        return await self._ask_soon(m.GetJobFailures(self.namespace, job, after), m.JobFailures)
 
-    async def control_job(self, job: int, action: str) -> JobReply:
-        return await self._ask_soon(ControlJob(self.namespace, job, action), JobReply)
+    async def control_job(self, job: int, action: str) -> m.JobReply:
+        return await self._ask_soon(m.ControlJob(self.namespace, job, action), m.JobReply)
 
-    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply:
-        return await self._ask_soon(StartSync(self.namespace, path, recursive, dry_run), SyncReply)
+    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply:
+        return await self._ask_soon(
+            m.StartSync(self.namespace, path, recursive, dry_run), m.SyncReply
+        )
 
-    async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply:
+    async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply:
         """Returns a sync's status. Waits up to `HEAR_S` until this node has received the sync's
         invalidations, so that the end of a sync is reported after its changes apply here."""
-        reply = await self._ask_soon(GetSync(self.namespace, sync, after, stop), SyncReply)
+        reply = await self._ask_soon(m.GetSync(self.namespace, sync, after, stop), m.SyncReply)
         await self._hear(reply.sync.seq, HEAR_S)
         return reply
 

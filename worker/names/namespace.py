@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachefs.core import cluster as c
+from cachefs.core import messages as m
 from cachefs.core.change_messages import ChangedFolders, changed_by
 from cachefs.core.errors import (
     CacheFSError,
@@ -23,23 +24,6 @@ from cachefs.core.errors import (
     ProtocolError,
     Stale,
     Unsupported,
-)
-from cachefs.core.messages import (
-    Done,
-    Failure,
-    Found,
-    GetAttr,
-    GetPolicies,
-    Invalidate,
-    ListDir,
-    Listing,
-    Lookup,
-    Message,
-    PoliciesAt,
-    PolicySet,
-    Resolve,
-    SetPolicy,
-    error_of,
 )
 from cachefs.core.model import (
     ROOT_INO,
@@ -74,7 +58,7 @@ MOST_LOOKUP_CALLS: Final = 4  # in flight for one origin
 MOST_LOCATE_CALLS: Final = 4
 MOST_NAMES_AT_ONCE: Final = 200  # of one call: small replies arrive sooner
 
-T = TypeVar("T", bound=Message)
+T = TypeVar("T", bound=m.Message)
 
 
 class RemoteNamespace(MasterJobs):
@@ -104,7 +88,7 @@ class RemoteNamespace(MasterJobs):
         self._began_at = greeted.seq  # earlier events are unknown here
         self._stream = Stream(master, greeted, self._take, self._gap)
         self._specs: dict[str, UfsSpec] = {}
-        self._lookups: dict[str | int, RequestBatcher[tuple[int, bytes], Found]] = {}
+        self._lookups: dict[str | int, RequestBatcher[tuple[int, bytes], m.Found]] = {}
         self._locates: RequestBatcher[int, Origin] = RequestBatcher(
             self._ask_places, most_items=c.BATCH_LIMIT, most_calls=MOST_LOCATE_CALLS
         )
@@ -163,7 +147,7 @@ class RemoteNamespace(MasterJobs):
 
     # ---- names -----------------------------------------------------------------------------------
 
-    def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
+    def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None:
         """Returns the cached reply; while the master is down, also an expired one."""
         found = self._cache.lookup(parent, name, self._clock())
         if found is not None:
@@ -173,7 +157,7 @@ class RemoteNamespace(MasterJobs):
             return self._stale(self._cache.lookup_stale(parent, name))
         return None
 
-    async def lookup(self, parent: int, name: bytes) -> Found:
+    async def lookup(self, parent: int, name: bytes) -> m.Found:
         found = self.lookup_nowait(parent, name)
         if found is not None:
             return found
@@ -181,7 +165,7 @@ class RemoteNamespace(MasterJobs):
         known = self._cache.lookup_stale(parent, name)
         return await self._or_stale(self._gather(parent).get((parent, name)), known)
 
-    async def getattr(self, ino: int) -> Found:
+    async def getattr(self, ino: int) -> m.Found:
         now = self._clock()
         found = self._cache.getattr(ino, now)
         if found is not None:
@@ -191,11 +175,11 @@ class RemoteNamespace(MasterJobs):
             return self._stale_found(known)
         return await self._or_stale(self._ask_attributes(ino, self._cache.asked(now)), known)
 
-    async def _ask_attributes(self, ino: int, asked: RequestMark) -> Found:
-        found = await self._ask(GetAttr(self._namespace, ino), Found)
+    async def _ask_attributes(self, ino: int, asked: RequestMark) -> m.Found:
+        found = await self._ask(m.GetAttr(self._namespace, ino), m.Found)
         return self._kept(found, self._cache.put_attributes(found, asked))
 
-    async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
+    async def list_dir(self, ino: int, after: bytes, limit: int) -> m.Listing:
         now = self._clock()
         page = self._cache.page(ino, after, limit, now)
         if page is not None:
@@ -204,9 +188,9 @@ class RemoteNamespace(MasterJobs):
         if known is not None and self._master.down:
             return _page_shortly(known)
         asked = self._cache.asked(now)
-        request = ListDir(self._namespace, ino, after, limit)
+        request = m.ListDir(self._namespace, ino, after, limit)
         try:
-            page = await self._ask(request, Listing, answer_s=LISTING_S)
+            page = await self._ask(request, m.Listing, answer_s=LISTING_S)
         except MasterUnreachable:
             if known is None:
                 raise
@@ -214,7 +198,7 @@ class RemoteNamespace(MasterJobs):
         self._cache.put_listing(ino, after, limit, page, asked)
         return page if self._heard else _page_shortly(page)
 
-    async def resolve(self, path: bytes) -> Found:
+    async def resolve(self, path: bytes) -> m.Found:
         """See MetadataService. While the master is down, resolves from the cache if it can."""
         path = b"/".join(name for name in path.split(b"/") if name not in (b"", b"."))
         known = self._resolve_known(path)
@@ -222,9 +206,9 @@ class RemoteNamespace(MasterJobs):
             return self._stale_found(known)
         return await self._or_stale(self._ask_path(path), known)
 
-    async def _ask_path(self, path: bytes) -> Found:
+    async def _ask_path(self, path: bytes) -> m.Found:
         asked = self._cache.asked(self._clock())
-        found = await self._ask(Resolve(self._namespace, path), Found)
+        found = await self._ask(m.Resolve(self._namespace, path), m.Found)
         kept = self._cache.put_attributes(found, asked)
         if kept and found.inode is not None and found.inode.kind is Kind.DIRECTORY:
             self._resolved.put(path, found.inode)
@@ -242,11 +226,11 @@ class RemoteNamespace(MasterJobs):
 
     async def list_next(self, ino: int) -> None:
         """See MetadataService."""
-        await self._ask(c.ListNext(self._namespace, ino), Done, answer_s=LISTING_S)
+        await self._ask(c.ListNext(self._namespace, ino), m.Done, answer_s=LISTING_S)
 
     async def report_changed(self, ino: int) -> None:
         self._cache.forget(ino)
-        await self._ask(c.ReportChanged(self._namespace, ino), Done)
+        await self._ask(c.ReportChanged(self._namespace, ino), m.Done)
 
     # ---- bytes -----------------------------------------------------------------------------------
 
@@ -334,11 +318,11 @@ class RemoteNamespace(MasterJobs):
         return self._policy_version
 
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
-        request = SetPolicy(self._namespace, path, policy, [*unset])
-        return (await self._ask(request, PolicySet, answer_s=POLICY_S)).policy
+        request = m.SetPolicy(self._namespace, path, policy, [*unset])
+        return (await self._ask(request, m.PolicySet, answer_s=POLICY_S)).policy
 
-    async def policies_at(self, path: bytes) -> PoliciesAt:
-        return await self._ask(GetPolicies(self._namespace, path), PoliciesAt)
+    async def policies_at(self, path: bytes) -> m.PoliciesAt:
+        return await self._ask(m.GetPolicies(self._namespace, path), m.PoliciesAt)
 
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
         found: list[Rule] = []
@@ -352,7 +336,7 @@ class RemoteNamespace(MasterJobs):
 
     # ---- changes ---------------------------------------------------------------------------------
 
-    async def events(self, after: int) -> AsyncIterator[Invalidate]:
+    async def events(self, after: int) -> AsyncIterator[m.Invalidate]:
         """See MetadataService. Ends at `close`."""
         async for event in self._log.after(after):
             yield event
@@ -373,7 +357,7 @@ class RemoteNamespace(MasterJobs):
     def _heard(self) -> bool:
         return self._stream.intact and not self._master.down
 
-    def _take(self, events: list[Invalidate]) -> None:
+    def _take(self, events: list[m.Invalidate]) -> None:
         for event in events:
             self._policy_version += event.times
             if event.policies or event.everything:
@@ -391,7 +375,7 @@ class RemoteNamespace(MasterJobs):
     def _gap(self, seq: int) -> None:
         self._policy_version += 1
         self._forget_everything()
-        self._log.publish([Invalidate(self._namespace, seq, everything=True)])
+        self._log.publish([m.Invalidate(self._namespace, seq, everything=True)])
 
     def _forget_everything(self) -> None:
         self._on_unsure()
@@ -424,7 +408,7 @@ class RemoteNamespace(MasterJobs):
         """Returns how long the current task waits for an unreachable master, in seconds."""
         return min(self._reach_s, master_wait_s.get())
 
-    def _gather(self, parent: int) -> RequestBatcher[tuple[int, bytes], Found]:
+    def _gather(self, parent: int) -> RequestBatcher[tuple[int, bytes], m.Found]:
         """Returns the batcher of a directory. Lookups share a batch only if they may wait for the
         same origin: a slow origin does not delay the others."""
         key = self._cache.neighbourhood(parent)
@@ -441,12 +425,12 @@ class RemoteNamespace(MasterJobs):
     def _idle(self, key: str | int) -> None:
         self._lookups.pop(key, None)
 
-    async def _ask_names(self, names: Sequence[tuple[int, bytes]]) -> list[Found | CacheFSError]:
+    async def _ask_names(self, names: Sequence[tuple[int, bytes]]) -> list[m.Found | CacheFSError]:
         asked = self._cache.asked(self._clock())
-        calls = [Lookup(self._namespace, parent, name) for parent, name in names]
-        replies: Sequence[Found | Failure]
+        calls = [m.Lookup(self._namespace, parent, name) for parent, name in names]
+        replies: Sequence[m.Found | m.Failure]
         if len(calls) == 1:
-            replies = [await self._ask(calls[0], Found, reach_s=self._reach_s)]
+            replies = [await self._ask(calls[0], m.Found, reach_s=self._reach_s)]
         else:
             batch = c.Batch([*calls])
             replies = (await self._ask(batch, c.Batched, reach_s=self._reach_s)).answers
@@ -455,20 +439,20 @@ class RemoteNamespace(MasterJobs):
         return [self._name_of(*at, it, asked) for at, it in zip(names, replies, strict=True)]
 
     def _name_of(
-        self, parent: int, name: bytes, reply: Found | Failure, asked: RequestMark
-    ) -> Found | CacheFSError:
-        if isinstance(reply, Failure):
-            return error_of(reply)
+        self, parent: int, name: bytes, reply: m.Found | m.Failure, asked: RequestMark
+    ) -> m.Found | CacheFSError:
+        if isinstance(reply, m.Failure):
+            return m.error_of(reply)
         return self._kept(reply, self._cache.put_found(parent, name, reply, asked))
 
-    def _kept(self, found: Found, kept: bool) -> Found:
+    def _kept(self, found: m.Found, kept: bool) -> m.Found:
         """Returns the reply for the caller. `kept` False: an invalidation overtook the reply, which
         is then valid for 0 s."""
         if not kept:
-            return Found(found.inode, 0.0)
+            return m.Found(found.inode, 0.0)
         return found if self._heard else _shortly(found)
 
-    async def _or_stale(self, request: Awaitable[Found], known: Inode | None) -> Found:
+    async def _or_stale(self, request: Awaitable[m.Found], known: Inode | None) -> m.Found:
         """Returns the master's reply; the stale one if the reply takes longer than `PATIENCE_S`."""
         if known is None:
             return await request
@@ -478,20 +462,20 @@ class RemoteNamespace(MasterJobs):
         except (TimeoutError, MasterUnreachable):
             return self._stale_found(known)
 
-    def _stale(self, inode: Inode | None) -> Found | None:
+    def _stale(self, inode: Inode | None) -> m.Found | None:
         return self._stale_found(inode) if inode is not None else None
 
-    def _stale_found(self, inode: Inode) -> Found:
+    def _stale_found(self, inode: Inode) -> m.Found:
         self.counters["stale"] += 1
-        return Found(inode, DEGRADED_VALID_S)
+        return m.Found(inode, DEGRADED_VALID_S)
 
 
-def _shortly(found: Found) -> Found:
-    return Found(found.inode, min(found.valid_for_s, DEGRADED_VALID_S))
+def _shortly(found: m.Found) -> m.Found:
+    return m.Found(found.inode, min(found.valid_for_s, DEGRADED_VALID_S))
 
 
-def _page_shortly(page: Listing) -> Listing:
-    return Listing(page.entries, page.next, min(page.valid_for_s, DEGRADED_VALID_S))
+def _page_shortly(page: m.Listing) -> m.Listing:
+    return m.Listing(page.entries, page.next, min(page.valid_for_s, DEGRADED_VALID_S))
 
 
 if TYPE_CHECKING:

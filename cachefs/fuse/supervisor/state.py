@@ -19,41 +19,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Failure
 from cachefs.core.specs import HEARTBEATS
-from cachefs.fuse.supervisor.events import (
-    Action,
-    AnnounceFailed,
-    AnnounceStarted,
-    AnnounceUpgraded,
-    Begin,
-    Claim,
-    Claimed,
-    ClientBeat,
-    ClientFailed,
-    ClientReady,
-    ClientRetired,
-    ClientServing,
-    DumpStacks,
-    Ended,
-    Event,
-    Finish,
-    GiveUp,
-    HandOver,
-    Kill,
-    Leave,
-    Mount,
-    Mounted,
-    NoteFailure,
-    NotStarted,
-    OverBudget,
-    SendRetire,
-    SendServe,
-    Start,
-    Started,
-    StopRequested,
-    Terminate,
-    Tick,
-    UpgradeRequested,
-)
+from cachefs.fuse.supervisor import events as e
 from cachefs.fuse.supervisor.wire import BEAT_S
 
 START_LIMIT_S: Final = 90.0  # minimum until a client is ready, which may have to start a server
@@ -68,6 +34,7 @@ GOOD_S: Final = 0.5  # a request that kills every client is resent at once and k
 AT_ONCE: Final = 2  # deaths in a row after which the next client starts without a pause
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 1.0
+CANNOT_TAKE_OVER: Final = "the kernel cannot resend requests to a successor"
 
 
 class Phase(enum.Enum):
@@ -169,12 +136,12 @@ class Supervision:
             client.enter(Phase.SERVING, now)
         return self
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: e.Event, now: float) -> list[e.Action]:
         """Returns the actions for an event; none after Finish or Leave."""
         if self.finished:
             return []
         actions = self._handle(event, now)
-        self.finished = any(isinstance(a, Finish | Leave) for a in actions)
+        self.finished = any(isinstance(a, e.Finish | e.Leave) for a in actions)
         return actions
 
     def next_tick_s(self, now: float) -> float:
@@ -190,81 +157,81 @@ class Supervision:
 
     # ---- events ----
 
-    def _handle(self, event: Event, now: float) -> list[Action]:
+    def _handle(self, event: e.Event, now: float) -> list[e.Action]:
         match event:
-            case Begin():
-                return [Start()]
-            case Started(pid):
+            case e.Begin():
+                return [e.Start()]
+            case e.Started(pid):
                 self._clients[pid] = Client(pid, now, is_upgrade=self._starting_upgrade)
                 self._starting_upgrade = False
                 return []
-            case NotStarted(cause):
+            case e.NotStarted(cause):
                 return self._on_not_started(cause, now)
-            case Mounted(failure):
+            case e.Mounted(failure):
                 return self._on_mounted(failure, now)
-            case StopRequested():
+            case e.StopRequested():
                 return self._on_stop(now)
-            case UpgradeRequested():
+            case e.UpgradeRequested():
                 return self._on_upgrade()
-            case Claimed(exists):
+            case e.Claimed(exists):
                 return self._serve_next(now) if exists else self._stopped()
-            case HandOver():
+            case e.HandOver():
                 return self._leave(now)
-            case Tick():
+            case e.Tick():
                 return self._on_tick(now)
         client = self._clients.get(event.pid)
         return [] if client is None else self._of_client(event, client, now)
 
-    def _of_client(self, event: Event, client: Client, now: float) -> list[Action]:
+    def _of_client(self, event: e.Event, client: Client, now: float) -> list[e.Action]:
         match event:
-            case ClientReady(_, warning):
+            case e.ClientReady(_, warning):
                 return self._on_ready(client, warning, now)
-            case ClientFailed(_, failure):
+            case e.ClientFailed(_, failure):
                 return self._on_failed(client, failure)
-            case ClientServing():
+            case e.ClientServing():
                 return self._on_serving(client, now)
-            case ClientBeat():
+            case e.ClientBeat():
                 client.beat_at = now
                 if client.phase is Phase.SERVING:
                     client.dumped_at = None
                 if client.has_served_well:
                     self._deaths = self._kills = 0
-            case ClientRetired():
+            case e.ClientRetired():
                 return self._on_retired(client, now)
-            case Ended(_, clean, killed):
+            case e.Ended(_, clean, killed):
                 return self._on_ended(client, clean, killed, now)
-            case OverBudget():
+            case e.OverBudget():
                 return self._on_over_budget(client, now)
         return []
 
-    def _on_not_started(self, cause: str, now: float) -> list[Action]:
+    def _on_not_started(self, cause: str, now: float) -> list[e.Action]:
         if self._starting_upgrade:
             self._starting_upgrade = False
-            return [AnnounceUpgraded(0, _failure(cause))]
+            return _refused(cause)
         if not self._announced:
-            return [AnnounceFailed(_failure(cause)), *self._kill_all(), Finish(1)]
+            return [e.AnnounceFailed(_failure(cause)), *self._kill_all(), e.Finish(1)]
         return self._on_death(now)
 
-    def _on_ready(self, client: Client, warning: str, now: float) -> list[Action]:
+    def _on_ready(self, client: Client, warning: str, now: float) -> list[e.Action]:
         if client.phase is not Phase.STARTING or self._stop_by is not None:
             return []
         client.warning = warning
         client.enter(Phase.READY, now)
         if not self._mounted:
-            return [Mount()]
+            return [e.Mount()]
         reader = self._reader()
         if reader is None:
             return self._serve_next(now)
         reader.enter(Phase.RETIRING, now)
-        return [SendRetire(reader.pid)]
+        return [e.SendRetire(reader.pid)]
 
-    def _on_mounted(self, failure: Failure | None, now: float) -> list[Action]:
+    def _on_mounted(self, failure: Failure | None, now: float) -> list[e.Action]:
         if failure is not None:
-            return [AnnounceFailed(failure), *self._kill_all(), Finish(1)]
+            return [e.AnnounceFailed(failure), *self._kill_all(), e.Finish(1)]
         self._mounted = True
         return self._serve_next(now)
 
-    def _on_retired(self, client: Client, now: float) -> list[Action]:
+    def _on_retired(self, client: Client, now: float) -> list[e.Action]:
         if client.phase is not Phase.RETIRING:
             return []
         client.enter(Phase.RETIRED, now)
@@ -272,31 +239,31 @@ class Supervision:
             return self._left()
         return self._serve_next(now)
 
-    def _on_serving(self, client: Client, now: float) -> list[Action]:
+    def _on_serving(self, client: Client, now: float) -> list[e.Action]:
         if client.phase is not Phase.TOLD:
             return []
         client.enter(Phase.SERVING, now)
         if client.is_upgrade:
-            others = [Kill(c.pid) for c in self._clients.values() if c.phase in _BEFORE]
-            return [AnnounceUpgraded(client.pid, None), *others, Leave(client.pid)]
+            others = [e.Kill(c.pid) for c in self._clients.values() if c.phase in _BEFORE]
+            return [e.AnnounceUpgraded(client.pid, None), *others, e.Leave(client.pid)]
         if self._announced:
-            return [NoteFailure(None)] if self._is_held else []
+            return [e.NoteFailure(None)] if self._is_held else []
         self._announced = True
-        return [AnnounceStarted(client.pid, client.warning)]
+        return [e.AnnounceStarted(client.pid, client.warning)]
 
-    def _on_failed(self, client: Client, failure: Failure) -> list[Action]:
+    def _on_failed(self, client: Client, failure: Failure) -> list[e.Action]:
         if client.is_upgrade and not client.failed:
             client.failed = True
-            return [AnnounceUpgraded(0, failure)]
+            return [e.AnnounceUpgraded(0, failure)]
         if self._announced:  # its Ended follows
-            return [NoteFailure(failure)] if self._is_held else []
-        return [AnnounceFailed(failure), *self._kill_all(), GiveUp(failure.cause), Finish(1)]
+            return [e.NoteFailure(failure)] if self._is_held else []
+        return [e.AnnounceFailed(failure), *self._give_up(failure.cause)]
 
-    def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
+    def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[e.Action]:
         del self._clients[client.pid]
-        said: list[Action] = []
+        said: list[e.Action] = []
         if client.is_upgrade and not client.failed:
-            said = [AnnounceUpgraded(0, _failure("the new client ended before it could serve"))]
+            said = _refused("the new client ended before it could serve")
         if self._stop_by is not None and self._is_held and self._reader() is not None:
             return said  # it retires
         # A client that starts ends clean if the held mount has been removed.
@@ -306,19 +273,19 @@ class Supervision:
             return [*said, *self._stopped()]
         if not self._announced:
             cause = "the file system's process ended before it answered"
-            return [AnnounceFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
+            return [e.AnnounceFailed(_failure(cause)), *self._give_up(cause)]
         if self._reader() is not None:
             return said  # another client serves the mount
         if client.phase in (Phase.RETIRING, Phase.RETIRED):
             return [*said, *self._serve_next(now)]
         return [*said, *self._on_death(now, killed=killed and not client.killed)]
 
-    def _on_death(self, now: float, *, killed: bool = False) -> list[Action]:
+    def _on_death(self, now: float, *, killed: bool = False) -> list[e.Action]:
         """Replaces a dead client or gives up. `killed`: from outside."""
         self._kills += killed
         self._deaths += not killed
         if not self.can_take_over:
-            return self._give_up("the kernel cannot resend requests to a successor")
+            return self._give_up(CANNOT_TAKE_OVER)
         if self._deaths > MAX_DEATHS or self._kills > MAX_KILLS:
             count = self._deaths + self._kills
             return self._give_up(f"{count} clients died in a row")
@@ -329,21 +296,21 @@ class Supervision:
         self._start_at = now + min(pause_s, PAUSE_MAX_S)
         return self._on_tick(now)
 
-    def _on_stop(self, now: float) -> list[Action]:
+    def _on_stop(self, now: float) -> list[e.Action]:
         if self._is_held:
             return self._leave(now)
         if self._stop_by is not None or not self._clients:
             return self._stopped()
         self._stop_by = now + STOP_LIMIT_S
         self._start_at = None
-        return [Terminate(pid) for pid in self._clients]
+        return [e.Terminate(pid) for pid in self._clients]
 
-    def _stopped(self) -> list[Action]:
+    def _stopped(self) -> list[e.Action]:
         if self._is_held and self._stop_by is not None:
             return self._left()
-        return [*self._kill_all(), GiveUp("stopped"), Finish(0)]
+        return [*self._kill_all(), e.GiveUp("stopped"), e.Finish(0)]
 
-    def _leave(self, now: float) -> list[Action]:
+    def _leave(self, now: float) -> list[e.Action]:
         """Leaves a held mount to another process: the client that serves retires, the others end.
         A client that may not listen yet is killed, as its requests are sent again anyway."""
         if self._stop_by is not None:
@@ -352,17 +319,17 @@ class Supervision:
         reader = self._reader()
         if reader is None or reader.phase is Phase.TOLD:
             return self._left()
-        others = [Kill(client.pid) for client in self._clients.values() if client is not reader]
+        others = [e.Kill(client.pid) for client in self._clients.values() if client is not reader]
         if reader.phase is Phase.RETIRING:
             return [*others]
         reader.enter(Phase.RETIRING, now)
-        return [*others, SendRetire(reader.pid)]
+        return [*others, e.SendRetire(reader.pid)]
 
-    def _left(self) -> list[Action]:
-        reading = [Kill(c.pid) for c in self._clients.values() if c.phase is not Phase.RETIRED]
-        return [*reading, Finish(0)]
+    def _left(self) -> list[e.Action]:
+        reading = [e.Kill(c.pid) for c in self._clients.values() if c.phase is not Phase.RETIRED]
+        return [*reading, e.Finish(0)]
 
-    def _on_over_budget(self, client: Client, now: float) -> list[Action]:
+    def _on_over_budget(self, client: Client, now: float) -> list[e.Action]:
         """Starts a client that takes over from one that uses too much memory."""
         is_recent = self._renewed_at is not None and now - self._renewed_at < RENEW_S
         if client.phase is not Phase.SERVING or len(self._clients) > 1 or is_recent:
@@ -370,46 +337,42 @@ class Supervision:
         if self._stop_by is not None or not self.can_take_over or self._starting_upgrade:
             return []
         self._renewed_at = now
-        return [Start()]
+        return [e.Start()]
 
-    def _on_upgrade(self) -> list[Action]:
+    def _on_upgrade(self) -> list[e.Action]:
         reader = self._reader()
         others = [c for c in self._clients.values() if c is not reader and not c.failed]
         if reader is None or reader.phase is not Phase.SERVING or others:
-            return [
-                AnnounceUpgraded(0, _failure("another client is taking over the mount; try again"))
-            ]
+            return _refused("another client is taking over the mount; try again")
         if self._stop_by is not None:
-            return [AnnounceUpgraded(0, _failure("the mount is being unmounted"))]
+            return _refused("the mount is being unmounted")
         if not self.can_take_over:
-            return [
-                AnnounceUpgraded(0, _failure("the kernel cannot resend requests to a successor"))
-            ]
+            return _refused(CANNOT_TAKE_OVER)
         self._starting_upgrade = True
-        return [Start(upgrade=True)]
+        return [e.Start(upgrade=True)]
 
-    def _on_tick(self, now: float) -> list[Action]:
+    def _on_tick(self, now: float) -> list[e.Action]:
         if self._stop_by is not None and now >= self._stop_by:
             return self._stopped()
-        actions: list[Action] = []
+        actions: list[e.Action] = []
         if self._start_at is not None and now >= self._start_at:
             self._start_at = None
-            actions.append(Start())
+            actions.append(e.Start())
         for client in self._clients.values():
             actions += self._look_at(client, now)
         return actions
 
-    def _look_at(self, client: Client, now: float) -> list[Action]:
+    def _look_at(self, client: Client, now: float) -> list[e.Action]:
         """Dumps the stacks of a hung client, then kills it."""
         if client.killed or client.phase is Phase.READY or not self._is_late(client, now):
             return []
         if client.dumped_at is None:
             client.dumped_at = now
-            return [DumpStacks(client.pid)]
+            return [e.DumpStacks(client.pid)]
         if now - client.dumped_at < DUMP_GRACE_S:
             return []
         client.killed = True
-        return [Kill(client.pid)]
+        return [e.Kill(client.pid)]
 
     # ---- helpers ----
 
@@ -424,7 +387,7 @@ class Supervision:
     def _reader(self) -> Client | None:
         return next((client for client in self._clients.values() if client.reads), None)
 
-    def _serve_next(self, now: float) -> list[Action]:
+    def _serve_next(self, now: float) -> list[e.Action]:
         """Sends SendServe to a ready client if no client reads; starts one if none is starting."""
         if self._reader() is not None or self._stop_by is not None:
             return []
@@ -438,16 +401,21 @@ class Supervision:
             return []
         if self._is_held and not self._is_claimed:
             self._is_claimed = True
-            return [Claim()]
+            return [e.Claim()]
         client.enter(Phase.TOLD, now)
         self._start_at = None
-        return [SendServe(client.pid, takeover=self._announced)]
+        return [e.SendServe(client.pid, takeover=self._announced)]
 
-    def _give_up(self, cause: str) -> list[Action]:
-        return [*self._kill_all(), GiveUp(cause), Finish(1)]
+    def _give_up(self, cause: str) -> list[e.Action]:
+        return [*self._kill_all(), e.GiveUp(cause), e.Finish(1)]
 
-    def _kill_all(self) -> list[Action]:
-        return [Kill(pid) for pid in self._clients]
+    def _kill_all(self) -> list[e.Action]:
+        return [e.Kill(pid) for pid in self._clients]
+
+
+def _refused(cause: str) -> list[e.Action]:
+    """Returns the answer to a requested upgrade that does not happen."""
+    return [e.AnnounceUpgraded(0, _failure(cause))]
 
 
 def _failure(cause: str) -> Failure:
