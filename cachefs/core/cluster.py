@@ -13,37 +13,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from cachefs.core import errors
+from cachefs.core import messages as m
 from cachefs.core.jobs import FileProgress, Task, TaskResult
-from cachefs.core.message import DECODE_ERRORS
-from cachefs.core.messages import (
-    AddJobPaths,
-    ControlJob,
-    Done,
-    Failure,
-    Found,
-    GetAttr,
-    GetJob,
-    GetJobFailures,
-    GetPolicies,
-    GetSync,
-    Invalidate,
-    JobFailures,
-    JobReply,
-    JobSubmitted,
-    JobTable,
-    ListDir,
-    Listing,
-    ListJobs,
-    Lookup,
-    Message,
-    PoliciesAt,
-    PolicySet,
-    Resolve,
-    SetPolicy,
-    StartSync,
-    SubmitJob,
-    SyncReply,
-)
+from cachefs.core.message import DECODE_ERRORS, Message
 from cachefs.core.model import Inode, NamespaceId, Origin
 from cachefs.core.placement import View
 from cachefs.core.policies import Rule
@@ -200,7 +172,7 @@ class Place(msgspec.Struct, frozen=True):
     """The origin of a file, or the `failure` (Stale, IsADirectory, …) if it has none."""
 
     origin: Origin | None = None
-    failure: Failure | None = None
+    failure: m.Failure | None = None
 
 
 class Located(Message, frozen=True):
@@ -279,7 +251,7 @@ class GetEvents(Message, frozen=True):
 class Events(Message, frozen=True):
     """Reply to GetEvents, maybe empty. `seq`: the next call's `after`, in this `store_run` only."""
 
-    events: list[Invalidate]
+    events: list[m.Invalidate]
     seq: int
     store_run: int = 0
 
@@ -430,30 +402,31 @@ class WorkerStatusReply(Message, frozen=True):
 class Batch(Message, frozen=True):
     """Several calls in one request, answered in order; at most BATCH_LIMIT. Batches do not nest."""
 
-    calls: list[Lookup | GetAttr]
+    calls: list[m.Lookup | m.GetAttr]
 
 
 class Batched(Message, frozen=True):
-    answers: list[Found | Failure]
+    answers: list[m.Found | m.Failure]
 
 
 Call = (
     Register | Heartbeat | Leave | GetView
-    | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch | RulesOf | SetPolicy | GetPolicies
+    | Greeting | m.Lookup | m.GetAttr | m.ListDir | m.Resolve | Batch
+    | RulesOf | m.SetPolicy | m.GetPolicies
     | Locate | ListNext | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
-    | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
-    | StartSync | GetSync
+    | m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob | Work
+    | m.StartSync | m.GetSync
     | AddUfs | SetUfs | PushEvents | RemoveUfs | ListUfs
     | ListWorkers | Drain | RemoveWorker | MasterStatus
     | Have | Offer | Doubt | Verify | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (
-    Done | Failure | Registered | Beaten | ViewReply
-    | Greeted | Found | Listing | Batched
-    | Rules | PolicySet | PoliciesAt
+    m.Done | m.Failure | Registered | Beaten | ViewReply
+    | Greeted | m.Found | m.Listing | Batched
+    | Rules | m.PolicySet | m.PoliciesAt
     | Located | Permitted | Walked | Events | UfsFound
     | UfsAdded | UfsChanged | UfsTable | WorkerTable | MasterStatusReply
-    | JobSubmitted | JobReply | JobTable | JobFailures | Worked | SyncReply
+    | m.JobSubmitted | m.JobReply | m.JobTable | m.JobFailures | Worked | m.SyncReply
     | Had | Verified | Dropped | WorkerStatusReply
 )  # fmt: skip
 

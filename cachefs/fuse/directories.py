@@ -10,6 +10,7 @@ was removed or moved to a later page. `.` and `..` have the ordinals 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -47,26 +48,17 @@ class Page(NamedTuple):
         return self.start + len(self.names)
 
 
+@dataclass(eq=False, slots=True)
 class Entries:
     """The entries after a cookie: `dots`, then the rows of a page from `place` on. They are valid
     for `valid_for_s`, but for those of which the test that `find_outdated` returns (None: all are
     valid) is True."""
 
-    __slots__ = ("dots", "find_outdated", "page", "place", "valid_for_s")
-
-    def __init__(
-        self,
-        dots: list[Entry],
-        page: Page,
-        place: int,
-        valid_for_s: float,
-        find_outdated: Callable[[], Callable[[bytes], bool] | None],
-    ) -> None:
-        self.dots = dots
-        self.page = page
-        self.place = place
-        self.valid_for_s = valid_for_s
-        self.find_outdated = find_outdated
+    dots: list[Entry]
+    page: Page
+    place: int
+    valid_for_s: float
+    find_outdated: Callable[[], Callable[[bytes], bool] | None]
 
     @property
     def ordinal(self) -> int:

@@ -112,10 +112,6 @@ class Files:
         self._hit_bytes += size
         self._passthrough_bytes += size
 
-    def note_hit(self, size: int) -> None:
-        """Counts bytes that were read without a request to the server."""
-        self._hit_bytes += size
-
     async def _open_at_server(self, handle: FileHandle) -> None:
         """Opens a file; in a new session, opens it again. Raises Stale if it is another file."""
         self._check_namespace(handle)

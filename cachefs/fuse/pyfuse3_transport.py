@@ -155,15 +155,15 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def read(self, fh: int, offset: int, size: int) -> Any:  # any buffer will do
-        data = self.vfs.read_nowait(fh, offset, size)
+        data = self.vfs.files.read_nowait(fh, offset, size)
         if data is MUST_WAIT:
             pid = self.vfs.opener(fh)
-            return await self._wait(pid, lambda: self.vfs.read(fh, offset, size))
+            return await self._wait(pid, lambda: self.vfs.files.read(fh, offset, size))
         return data
 
     @translated
     async def release(self, fh: int) -> None:
-        self.vfs.release(fh)
+        self.vfs.files.release(fh)
 
     async def flush(self, fh: int) -> None:
         """Raises ENOSYS: there is nothing to flush, and the kernel stops sending FLUSH."""

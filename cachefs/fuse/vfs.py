@@ -47,7 +47,7 @@ from cachefs.fuse.directories import (
     Page,
     dots_after,
 )
-from cachefs.fuse.files import Bytes, Files
+from cachefs.fuse.files import Files
 from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.listing_prefetch import PAGES, ListingPrefetch
 from cachefs.fuse.orders import Orders
@@ -68,10 +68,10 @@ Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
 
 
 class Vfs:
-    """The file system of one mount. `clock` returns seconds; `waits` lets reads wait for a thread;
-    `attach` is sent again when the mounted directory was replaced. The Vfs calls
-    `on_invalidated(entries, everything)` for entries that the kernel must drop; with
-    `everything`, `entries` are all names in the metadata cache."""
+    """The file system of one mount; `files` has its open files, and reads them. `clock` returns
+    seconds; `waits` lets reads wait for a thread; `attach` is sent again when the mounted directory
+    was replaced. The Vfs calls `on_invalidated(entries, everything)` for entries that the kernel
+    must drop; with `everything`, `entries` are all names in the metadata cache."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Vfs:
         self._clock = clock
         self._node = ServerCalls(caller)
         self._cache = MetadataCache(max_inodes)
-        self._files = Files(self._node, attached.namespace, waits or Waits())
-        self.give_back = self._files.lent.run  # closes idle segments, until cancelled
+        self.files = Files(self._node, attached.namespace, waits or Waits())
+        self.give_back = self.files.lent.run  # closes idle segments, until cancelled
         self.orders = Orders(self._node, lambda: self.namespace)
         self._directories = DirectoryTable()
         self._ahead = ListingPrefetch()
@@ -192,22 +192,23 @@ class Vfs:
     def open_nowait(self, nodeid: int, flags: int, pid: int = 0) -> int | MustWait:
         """Returns a file handle. Signals to `pid` (0: unknown) interrupt reads."""
         handle = self.open_file_nowait(nodeid, flags, pid)
-        return MUST_WAIT if handle is MUST_WAIT else self.keep(handle)
+        return MUST_WAIT if handle is MUST_WAIT else self.files.table.add(handle)
 
     async def open(self, nodeid: int, flags: int, pid: int = 0) -> int:
         """Opens a file at the server and returns its handle; a small file is complete then. Raises
         Stale when the name must be looked up again."""
-        return self.keep(await self.open_file(nodeid, flags, pid))
+        return self.files.table.add(await self.open_file(nodeid, flags, pid))
 
     def open_file_nowait(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle | MustWait:
-        """Returns an open file without a number, for which the transport calls `keep` or `drop`."""
+        """Returns an open file without a number: the transport adds it to `files.table`, or drops
+        it."""
         self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
             return MUST_WAIT
         if inode.kind is Kind.DIRECTORY:
             raise IsADirectory("a directory cannot be opened as a file")
-        return self._files.open_warm(inode, pid) or MUST_WAIT
+        return self.files.open_warm(inode, pid) or MUST_WAIT
 
     def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | MustWait | None:
         """Returns (descriptor, size in bytes, tier) of a published file, for passthrough; the
@@ -218,9 +219,9 @@ class Vfs:
             return MUST_WAIT
         if not inode.size or inode.kind is not _FILE:
             return None
-        if (opened := self._files.open_published(inode)) is None:
+        if (opened := self.files.open_published(inode)) is None:
             return MUST_WAIT
-        self._files.note_passthrough(inode.size)
+        self.files.note_passthrough(inode.size)
         return opened[0], inode.size, opened[2]
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
@@ -228,7 +229,7 @@ class Vfs:
         self.refuse_writing(flags)
         ino = nodeid & MAX_INO
         try:
-            return await self._files.open(ino, await self._nonce(nodeid), pid)
+            return await self.files.open(ino, await self._nonce(nodeid), pid)
         except Stale:
             if self._is_open(ino):
                 self._reassign(ino)
@@ -241,49 +242,13 @@ class Vfs:
         inode = self._cache.inode(nodeid & MAX_INO) or (await self.getattr(nodeid)).inode
         return inode.nonce if inode is not None else 0
 
-    def keep(self, handle: FileHandle, fh: int = 0) -> int:
-        """Adds an open file to the table. Returns its number: `fh`, or a new one if `fh` is 0."""
-        return self._files.table.add(handle, fh)
-
-    def drop(self, handle: FileHandle) -> None:
-        """Closes an open file that is not in the table."""
-        self._files.drop(handle)
-
     def adopt(self, fh: int, nodeid: int, size: int, nonce: int = 0) -> None:
         """Adds a file that a predecessor had open under the number `fh`."""
-        self._files.adopt(fh, nodeid & MAX_INO, size, nonce)
-
-    def note_hit(self, size: int) -> None:
-        """Counts `size` bytes as hits."""
-        self._files.note_hit(size)
-
-    def read_nowait(self, fh: int, offset: int, size: int) -> Bytes | MustWait:
-        """Returns the bytes at `offset`: fewer than `size` only at the end of the file. They are
-        valid until the next await."""
-        return self._files.read_nowait(fh, offset, size)
-
-    def in_memory(self, fh: int, offset: int, size: int) -> tuple[int, int, int] | None:
-        """Returns (descriptor, position, bytes) if memory holds the whole range, else None."""
-        return self._files.in_memory(fh, offset, size)
-
-    async def make_readable(self, fh: int, offset: int, size: int) -> None:
-        """Requests from the server the part of a range that this handle cannot read yet."""
-        await self._files.make_readable(fh, offset, size)
-
-    def answered(self, fh: int, end: int) -> None:
-        """Records that the kernel received the range of `in_memory`, which ends at `end`."""
-        self._files.answered(fh, end)
-
-    async def read(self, fh: int, offset: int, size: int) -> Bytes:
-        """Returns the bytes at `offset`; requests missing ones from the server."""
-        return await self._files.read(fh, offset, size)
+        self.files.adopt(fh, nodeid & MAX_INO, size, nonce)
 
     def opener(self, fh: int) -> int:
         """Returns the pid that opened a file."""
-        return self._files.table.get(fh).pid
-
-    def release(self, fh: int) -> None:
-        self._files.release(fh)
+        return self.files.table.get(fh).pid
 
     # ---- directories ----
 
@@ -345,7 +310,7 @@ class Vfs:
 
     def _put_listing(self, parent: int, listed: list[Listed], expires_at: float) -> None:
         changed = self._cache.changed(listed)
-        if self._files.has_adopted:
+        if self.files.has_adopted:
             changed = [inode for _, inode, _ in listed]
         for inode in changed:
             self._check_reused(inode)
@@ -363,14 +328,10 @@ class Vfs:
 
     # ---- events of the server ----
 
-    def in_service(self, tier: int) -> bool:
-        """Returns whether the disk of that tier responds; for `ANY_TIER`, whether all do."""
-        return self._files.in_service(tier)
-
     def on_event(self, event: m.Message) -> None:
         """Handles an Invalidate or a TierState; ignores other events."""
         if isinstance(event, m.TierState):
-            self._files.tier_changed(event.tier, in_service=event.in_service)
+            self.files.tier_changed(event.tier, in_service=event.in_service)
             if event.doubtful:
                 self._doubt(event.tier)
             return
@@ -387,12 +348,12 @@ class Vfs:
     def _doubt(self, tier: int) -> None:
         """Distrusts all pages read from a tier, and all open files that read from it."""
         self.keeps_pages = False
-        self._files.doubt(tier)
+        self.files.doubt(tier)
         self.on_doubt(tier)
 
     def on_reconnected(self, attached: m.Attached) -> None:
         """Drops the state of the previous session: this client may have missed events."""
-        self._files.trust_all_tiers()
+        self.files.trust_all_tiers()
         self._adopt_root(attached)
 
     def _adopt_root(self, attached: m.Attached) -> None:
@@ -400,7 +361,7 @@ class Vfs:
         self._root = Root(attached.root)
         if attached.namespace != self.namespace:
             log.error("the server lost this source's namespace: open files fail, mount again")
-            self.namespace = self._files.namespace = attached.namespace
+            self.namespace = self.files.namespace = attached.namespace
         self.invalidate_everything()
 
     def invalidate_everything(self) -> None:
@@ -439,7 +400,7 @@ class Vfs:
         """Reports warm opens to the server every second, until cancelled."""
         while True:
             await trio.sleep(REPORT_USES_S)
-            self._files.report_uses()
+            self.files.report_uses()
 
     async def read_names_ahead(self) -> None:
         """Lists directories whose names are looked up one by one, until cancelled."""
@@ -456,13 +417,13 @@ class Vfs:
 
     def close(self) -> None:
         """Closes every descriptor of open files."""
-        self._files.close()
+        self.files.close()
 
     # ---- the cache ----
     def _check_reused(self, inode: Inode) -> None:
         """Detects, before `inode` is recorded, that its ino belongs to another file: the server's
         metadata store was rolled back. A directory keeps its nodeid, with another generation."""
-        known = self._cache.inode(inode.ino) or self._files.pop_adopted(inode)
+        known = self._cache.inode(inode.ino) or self.files.pop_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not self._former:
                 log.warning(
@@ -480,7 +441,7 @@ class Vfs:
         self.on_given_again(ino)
 
     def _is_open(self, ino: int) -> bool:
-        return self._files.table.is_open(ino) or self.is_open_elsewhere(ino)
+        return self.files.table.is_open(ino) or self.is_open_elsewhere(ino)
 
     def _put(self, inode: Inode, expires_at: float) -> None:
         self._check_reused(inode)

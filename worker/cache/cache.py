@@ -50,7 +50,7 @@ class Cache:
         self._chooser = Chooser(tiers, self._moves)
         self._handles: dict[int, tuple[Tier, Handle]] = {}
         self._next_handle = itertools.count(1)
-        tiers.subscribe_ended(self._forget)
+        tiers.on_ended = self._forget
         self.loading = CacheLoading(tiers, self._moves, self._chooser)
         self.serving = CacheServing(tiers, self._moves, self._chooser, setting.metadata)
         self.views = CacheViews(tiers, self._moves)

@@ -93,12 +93,12 @@ class CacheLoading:
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
         """Returns the places of those that are not complete. Raises OSError when a disk gives no
         answer."""
-        return await self._in_none(files, lambda tier: tier.loading.check)
+        return await self._in_none(files, lambda tier: tier.loading.checks.missing)
 
     async def verify(self, files: Sequence[TaskFile]) -> list[int]:
         """Returns the same, after all bytes were compared with their checksums: what has wrong ones
         is dropped. Raises OSError."""
-        return await self._in_none(files, lambda tier: tier.loading.verify)
+        return await self._in_none(files, lambda tier: tier.loading.checks.wrong)
 
     async def _in_none(
         self,

@@ -73,7 +73,7 @@ class TierLoading:
         self._housekeeping = housekeeping
         self._filler = filler
         self._segments = segments
-        self._checks = Checks(context, disk, catalog)
+        self.checks = Checks(context, disk, catalog)
         self._loop = asyncio.get_running_loop()
         self._known: list[Load] = []  # to be looked up together
         self._few = asyncio.Semaphore(FEW)
@@ -187,14 +187,6 @@ class TierLoading:
         self._catalog.leave(piece.entry)
         ended(is_here)
 
-    async def check(self, files: Sequence[TaskFile]) -> list[int]:
-        """See `CacheLoading`."""
-        return await self._checks.missing(files)
-
-    async def verify(self, files: Sequence[TaskFile]) -> list[int]:
-        """See `CacheLoading`."""
-        return await self._checks.wrong(files)
-
     async def room(self) -> Room:
         """See `CacheLoading`."""
         return await room(
@@ -276,7 +268,7 @@ class TierLoading:
     async def _look_up(self, known: Sequence[Load]) -> None:
         files = [TaskFile(load.origin, load.block) for load in known]
         try:
-            missing = set(await self._checks.missing(files))
+            missing = set(await self.checks.missing(files))
         except OSError as err:
             self._catalog.disk_fault(err)
             missing = set(range(len(files)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,26 +31,17 @@ class OpenFile(msgspec.Struct, frozen=True):
     fd: int | None
 
 
+@dataclass(eq=False)
 class TierOpens:
     """See the module."""
 
-    def __init__(
-        self,
-        context: TierContext,
-        disk: TierDisk,
-        catalog: Catalog,
-        space: Admission,
-        provider: ReadService,
-        housekeeping: Housekeeping,
-        watch: TierWatch,
-    ) -> None:
-        self._context = context
-        self._disk = disk
-        self._catalog = catalog
-        self._space = space
-        self._provider = provider
-        self._housekeeping = housekeeping
-        self._watch = watch
+    _context: TierContext
+    _disk: TierDisk
+    _catalog: Catalog
+    _space: Admission
+    _provider: ReadService
+    _housekeeping: Housekeeping
+    _watch: TierWatch
 
     async def open(self, origin: Origin, *, past_tier: bool) -> OpenFile:
         """See `Cache.open`."""

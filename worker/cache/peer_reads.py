@@ -62,28 +62,18 @@ class Pages:
         os.close(self.fd)
 
 
+@dataclass(eq=False)
 class TierServing:
     """Pages of one tier for peers, see `worker.cache.serving.CacheServing`."""
 
-    def __init__(
-        self,
-        context: TierContext,
-        disk: TierDisk,
-        contents: Contents,
-        catalog: Catalog,
-        segments: Segments,
-        provider: ReadService,
-        filler: Filler,
-        housekeeping: Housekeeping,
-    ) -> None:
-        self._context = context
-        self._disk = disk
-        self._contents = contents
-        self._catalog = catalog
-        self._segments = segments
-        self._provider = provider
-        self._filler = filler
-        self._housekeeping = housekeeping
+    _context: TierContext
+    _disk: TierDisk
+    _contents: Contents
+    _catalog: Catalog
+    _segments: Segments
+    _provider: ReadService
+    _filler: Filler
+    _housekeeping: Housekeeping
 
     # ---- reads ----
 

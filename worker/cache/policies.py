@@ -74,7 +74,7 @@ class Expirer:
         self._one_at_a_time = asyncio.Lock()
         self._other_owners = False  # than was known here
         self.freed_files = 0
-        catalog.subscribe_recorded(self.filled)
+        catalog.on_recorded = self.filled
 
     def __len__(self) -> int:
         """Contents with a time to live."""

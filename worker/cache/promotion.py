@@ -68,7 +68,7 @@ class Moves:
         self._sweep_due = False
         self._making_room: set[int] = set()  # tiers
         self._tasks = tiers.tasks
-        tiers.subscribe_started(self._connect)
+        tiers.on_started = self._connect
         tiers.subscribe(self._service_changed)
 
     def start(self) -> None:

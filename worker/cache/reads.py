@@ -57,7 +57,7 @@ class ReadService:
         self._segments = segments
         self._filler = filler
         self._crowd = Crowd(segments, filler)
-        filler.subscribe_ends(self._bring_ahead)
+        filler.on_piece_end = self._bring_ahead
 
     # ---- reads ----
 

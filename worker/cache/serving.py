@@ -5,6 +5,7 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachefs.core.cluster import Had
@@ -28,20 +29,14 @@ class CachedPages(NamedTuple):
     is_certain: bool
 
 
+@dataclass(eq=False)
 class CacheServing:
     """See the module."""
 
-    def __init__(
-        self,
-        tiers: TierSet,
-        moves: Moves,
-        chooser: Chooser,
-        metadata: Callable[[NamespaceId], MetadataService],
-    ) -> None:
-        self._tiers = tiers
-        self._moves = moves
-        self._chooser = chooser
-        self._metadata = metadata
+    _tiers: TierSet
+    _moves: Moves
+    _chooser: Chooser
+    _metadata: Callable[[NamespaceId], MetadataService]
 
     def _having(self, key: bytes) -> list[Tier]:
         return [tier for tier in self._tiers.in_service() if tier.may_have(key)]

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +47,7 @@ from worker.tier.catalog import Catalog
 from worker.tier.config import WorkerConfig
 from worker.tier.contents import Contents, NodeParts, new_contents
 from worker.tier.context import TierContext
+from worker.tier.demotion import Copy
 from worker.tier.disk import TierDisk, take_directory
 from worker.tier.eviction_order import EvictionOrder
 from worker.tier.freed_counts import FreedCounts
@@ -442,9 +443,9 @@ class Tier:
         """Evicts `size_bytes` before a fill needs the room."""
         return self.context.tasks.start(self._space.make_room_ahead(size_bytes))
 
-    def copy_before_eviction(self, copy: Callable[[Sequence[bytes], int], Awaitable[None]]) -> None:
+    def copy_before_eviction(self, copy: Copy) -> None:
         """Calls `copy(keys, need_bytes)` from now on with contents that are about to be evicted."""
-        self._space.copy_before_eviction(copy)
+        self._space.demotion.copy_below = copy
 
     # ---- the end ----
 

@@ -47,8 +47,8 @@ class TierSet:
         self.tasks = Tasks()
         self._setting = setting
         self._on_change: list[Callable[[], None]] = []
-        self._on_started: list[Callable[[Tier], None]] = []
-        self._on_ended: list[Callable[[Tier], None]] = []
+        self.on_started: Callable[[Tier], None] = _ignore  # called with each tier that is started
+        self.on_ended: Callable[[Tier], None] = _ignore  # and with each replaced one that is closed
         self._numbers = itertools.count()
         self._reader = DiskReader()
         self._looker = Threads(
@@ -65,14 +65,6 @@ class TierSet:
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Calls `on_change` from now on when a tier leaves service, returns, or is replaced."""
         self._on_change.append(on_change)
-
-    def subscribe_started(self, on_started: Callable[[Tier], None]) -> None:
-        """Calls `on_started` with each tier that is started from now on."""
-        self._on_started.append(on_started)
-
-    def subscribe_ended(self, on_ended: Callable[[Tier], None]) -> None:
-        """Calls `on_ended` with each replaced tier that is closed from now on."""
-        self._on_ended.append(on_ended)
 
     def _changed(self) -> None:
         for on_change in self._on_change:
@@ -144,8 +136,7 @@ class TierSet:
         self.running = sorted([*others, one], key=lambda other: other.index)
         self._causes.pop(one.index, None)
         self._devices[one.index] = one.identity[0]
-        for on_started in self._on_started:
-            on_started(one)
+        self.on_started(one)
 
     # ---- a page that is wrong ----
 
@@ -219,8 +210,7 @@ class TierSet:
             return  # by a call that began during the wait
         self._retired.remove(one)
         await one.close()
-        for on_ended in self._on_ended:
-            on_ended(one)
+        self.on_ended(one)
         self._past = counted(self._past, one.status())
         one.context.count_memory(0, 0)
 
@@ -245,6 +235,10 @@ class TierSet:
             if not any(one.disk.outside for one in tiers):
                 return
             await asyncio.sleep(POLL_S)
+
+
+def _ignore(one: Tier) -> None:
+    pass
 
 
 class _Look(NamedTuple):

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -211,18 +212,14 @@ class Downloads:
         self._wake.call_from_loop(tell)
 
 
+@dataclass(eq=False, slots=True)
 class _Download:
     """One download."""
 
-    __slots__ = ("_ask", "_downloader", "_downloads", "_wanted")
-
-    def __init__(
-        self, downloads: Downloads, downloader: Downloader, wanted: MissingPart, ask: RangeRequest
-    ) -> None:
-        self._downloads = downloads
-        self._downloader = downloader
-        self._wanted = wanted
-        self._ask = ask
+    _downloads: Downloads
+    _downloader: Downloader
+    _wanted: MissingPart
+    _ask: RangeRequest
 
     def opened(self, fd: int | None, error: BaseException | None) -> None:
         """Begins, with the file."""

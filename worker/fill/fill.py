@@ -82,11 +82,8 @@ class Filler:
         self._past = SegmentFills(context, disk, supply, segments, self._stalls, self._attempts)
         self._running = self._stalls.running
         self._aborted = False
-        self._on_piece_end: list[Callable[[Entry], None]] = []
-
-    def subscribe_ends(self, on_piece_end: Callable[[Entry], None]) -> None:
-        """Registers a call-back for pieces that end with a readable last page."""
-        self._on_piece_end.append(on_piece_end)
+        # Called when a piece ends with a readable last page
+        self.on_piece_end: Callable[[Entry], None] = lambda entry: None
 
     def expect_downloads(self) -> None:
         """Prepares for downloads of large files, which are likely to follow soon."""
@@ -249,8 +246,7 @@ class Filler:
             self._catalog.record(entry)
         if self.is_here(entry, piece.end - 1, past=piece.past):
             # Else the fill failed or room is short: no read-ahead now.
-            for on_piece_end in self._on_piece_end:
-                on_piece_end(entry)
+            self.on_piece_end(entry)
         if piece.ended is not None:
             piece.ended(piece, error)
         self._catalog.retire_if_unused(entry)

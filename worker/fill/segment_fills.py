@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worker.fill.segment import make_file, no_file
@@ -19,24 +20,16 @@ if TYPE_CHECKING:
     from worker.tier.disk import TierDisk
 
 
+@dataclass(eq=False)
 class SegmentFills:
     """Those of one tier."""
 
-    def __init__(
-        self,
-        context: TierContext,
-        disk: TierDisk,
-        supply: Supply,
-        segments: Segments,
-        stalls: Stalls,
-        attempts: Attempts,
-    ) -> None:
-        self._context = context
-        self._disk = disk
-        self._supply = supply
-        self._segments = segments
-        self._stalls = stalls
-        self._attempts = attempts
+    _context: TierContext
+    _disk: TierDisk
+    _supply: Supply
+    _segments: Segments
+    _stalls: Stalls
+    _attempts: Attempts
 
     async def fill(
         self, piece: Piece, segment: Segment, begun: FailedAttempt | None = None

@@ -9,7 +9,7 @@ import concurrent.futures
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -25,9 +25,6 @@ from connectors.reach import Reach
 from worker.membership.master_client import MasterClient, MasterUnreachable
 from worker.names.lazy_connector import LazyConnector
 from worker.names.namespace import RemoteNamespace
-
-if TYPE_CHECKING:
-    from cachefs.core.services import SourceServices
 
 log = logging.getLogger(__name__)
 
@@ -244,9 +241,3 @@ class ClusterSources:
             connector.close()
         self._connectors.clear()
         self._retired.clear()
-
-
-if TYPE_CHECKING:
-
-    def _are_sources(sources: ClusterSources) -> SourceServices:
-        return sources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, get_args
 
 from cachefs.core import messages as m
 from cachefs.core.errors import InUse, NotFound, ProtocolError, Stale, Unsupported
@@ -14,9 +14,14 @@ from worker.server import job_answers as jobs
 if TYPE_CHECKING:
     from worker.server.server import NodeServer
 
+MESSAGES: Final[tuple[type[m.Message], ...]] = (
+    m.Status, m.CacheState, m.Free, m.SetPolicy, m.GetPolicies, m.StartSync, m.GetSync, m.Freeze,
+    m.Thaw, m.ListViews, *get_args(jobs.JobBody),
+)  # fmt: skip
+
 
 async def answer(server: NodeServer, body: m.Message) -> m.Message:
-    """Returns the reply to an operator's message. Raises the typed errors."""
+    """Returns the reply to one of `MESSAGES`. Raises the typed errors."""
     match body:
         case m.Status():
             return m.StatusReply(server.status())
@@ -28,19 +33,12 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
             return await _set_policy(server, body)
         case m.GetPolicies():
             return await _policies(server.service(body.namespace)).policies_at(body.path)
-        case (
-            m.SubmitJob()
-            | m.AddJobPaths()
-            | m.GetJob()
-            | m.ListJobs()
-            | m.GetJobFailures()
-            | m.ControlJob()
-        ):
-            return await jobs.answer_job(server.service(body.namespace), body)
         case m.StartSync() | m.GetSync():
             return await _sync(server, body)
         case m.Freeze() | m.Thaw() | m.ListViews():
             return await _about_views(server, body)
+    if isinstance(body, jobs.JobBody):
+        return await jobs.answer_job(server.service(body.namespace), body)
     raise ProtocolError(f"unexpected {type(body).__name__}")
 
 

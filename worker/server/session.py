@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cachefs
 from cachefs.core import messages as m
@@ -457,43 +457,29 @@ async def _bare(work: Awaitable[m.Message]) -> Answer:
     return await work, None
 
 
-_NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
-    m.Lookup: Session._lookup,  # type: ignore[dict-item]  # keyed by the body's own type
-    m.Release: Session._release,  # type: ignore[dict-item]
-    m.Used: Session._used,  # type: ignore[dict-item]
-    m.Cancel: Session._cancel,  # type: ignore[dict-item]
-    m.Done: Session._live,  # type: ignore[dict-item]
-    m.Leaving: Session._leaving,  # type: ignore[dict-item]
-    m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
-    m.CoverChanged: Session._cover_changed,  # type: ignore[dict-item]
+# Each handler takes the messages of its key.
+_NOWAIT: dict[type, Callable[[Session, int, Any], None]] = {
+    m.Lookup: Session._lookup,
+    m.Release: Session._release,
+    m.Used: Session._used,
+    m.Cancel: Session._cancel,
+    m.Done: Session._live,
+    m.Leaving: Session._leaving,
+    m.MountFacts: Session._take_facts,
+    m.CoverChanged: Session._cover_changed,
 }
-_LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
-    m.Hello: Session._hello,  # type: ignore[dict-item]
-    m.Attach: Session._attach,  # type: ignore[dict-item]
-    m.Detach: Session._detach,  # type: ignore[dict-item]
-    m.GetAttr: Session._getattr,  # type: ignore[dict-item]
-    m.ListDir: Session._list,  # type: ignore[dict-item]
-    m.GetChangedFolders: Session._changed_folders,  # type: ignore[dict-item]
-    m.Resolve: Session._resolve,  # type: ignore[dict-item]
-    m.Open: Session._open,  # type: ignore[dict-item]
-    m.Ensure: Session._ensure,  # type: ignore[dict-item]
+_LATER: dict[type, Callable[[Session, Any], Awaitable[Answer]]] = {
+    m.Hello: Session._hello,
+    m.Attach: Session._attach,
+    m.Detach: Session._detach,
+    m.GetAttr: Session._getattr,
+    m.ListDir: Session._list,
+    m.GetChangedFolders: Session._changed_folders,
+    m.Resolve: Session._resolve,
+    m.Open: Session._open,
+    m.Ensure: Session._ensure,
     m.AnnounceOrder: Session._order,
     m.EndOrder: Session._order,
     m.OrderState: Session._order,
-    m.Status: Session._operate,
-    m.CacheState: Session._operate,
-    m.Free: Session._operate,
-    m.SetPolicy: Session._operate,
-    m.GetPolicies: Session._operate,
-    m.SubmitJob: Session._operate,
-    m.AddJobPaths: Session._operate,
-    m.GetJob: Session._operate,
-    m.ListJobs: Session._operate,
-    m.GetJobFailures: Session._operate,
-    m.ControlJob: Session._operate,
-    m.StartSync: Session._operate,
-    m.GetSync: Session._operate,
-    m.Freeze: Session._operate,
-    m.Thaw: Session._operate,
-    m.ListViews: Session._operate,
+    **dict.fromkeys(operators.MESSAGES, Session._operate),
 }

@@ -317,10 +317,6 @@ class TierDirectory:
     def views_fd(self) -> int:
         return self._fds["views"]
 
-    @property
-    def trash_fd(self) -> int:
-        return self._fds["trash"]
-
     def create(self, name: str, size_bytes: int) -> int:
         """Creates a sparse cache file (empty if it has one page only) and opens it for reading and
         writing. Replaces a leftover file, which has no record."""

@@ -21,7 +21,7 @@ from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
 from worker.runtime.tasks import within
 from worker.store.removal import Evicted, evict
 from worker.tier.admission_rule import Verdict, judge
-from worker.tier.demotion import Copy, Demotion
+from worker.tier.demotion import Demotion
 from worker.tier.eviction_order import MOST_SKIPPED, NEVER_S
 from worker.tier.over_quota import Named, OverQuota
 
@@ -90,12 +90,8 @@ class Admission:
         self._permission = permission
         self._unanswered = 0  # requests for permission without an answer
         self._named_quotas = Named()
-        self._demotion = Demotion(context, contents)
+        self.demotion = Demotion(context, contents)
         self.order_loaded = asyncio.Event()
-
-    def copy_before_eviction(self, copy: Copy) -> None:
-        """Calls `copy(keys, need_bytes)` from now on before used contents are evicted."""
-        self._demotion.subscribe(copy)
 
     async def reserve(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Promises room in the cache (for this entry); False when admission refuses it, nothing can
@@ -296,7 +292,7 @@ class Admission:
     async def make_room_ahead(self, size_bytes: int) -> None:
         """Evicts ahead of demand, within the admission policy."""
         async with self._one_at_a_time:
-            if self._demotion.copying:
+            if self.demotion.copying:
                 return  # what is in flight to a slower tier makes room soon
             if self.order_loaded.is_set() and self._is_writable():
                 config = self._context.config
@@ -390,8 +386,8 @@ class Admission:
         self._contents.defer([*set(keys) - set(allowed)])
         short_bytes += min(self._contents.ledger.limit_bytes // 128, 32 << 20)
         then = functools.partial(self._evict_copied, short_bytes=short_bytes, reason=reason)
-        await self._demotion.offer(self._not_live(allowed), short_bytes, then)
-        going = [key for key in self._not_live(allowed) if key not in self._demotion.copying]
+        await self.demotion.offer(self._not_live(allowed), short_bytes, then)
+        going = [key for key in self._not_live(allowed) if key not in self.demotion.copying]
         await self._evict(going, short_bytes, until_s, reason)
         return len(allowed)
 

@@ -50,14 +50,11 @@ class Catalog:
         self._fences: dict[bytes, asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
         self._frozen = False
-        self._on_recorded: list[Callable[[bytes], None]] = []
+        # Called with the key of a content whose pages are submitted to the index
+        self.on_recorded: Callable[[bytes], None] = lambda key: None
 
     def __len__(self) -> int:
         return len(self._live) + len(self._detached)
-
-    def subscribe_recorded(self, on_recorded: Callable[[bytes], None]) -> None:
-        """Calls `on_recorded(key)` from now on when pages are submitted to the index."""
-        self._on_recorded.append(on_recorded)
 
     def live(self, key: bytes) -> Entry | None:
         return self._live.get(key)
@@ -397,8 +394,7 @@ class Catalog:
             entry.size, entry.origin.etag, self._disk.epoch, entry.allocated_bytes, complete,
             now_s, flags, now_s, hold.recorded_s if hold is not None else 0,
         )  # fmt: skip
-        for on_recorded in self._on_recorded:
-            on_recorded(entry.key)
+        self.on_recorded(entry.key)
         self._contents.note_replicated(entry.key, entry.size, entry.origin.rule)
         pages, entry.unrecorded = entry.unrecorded, {}
         entry.committing.update(pages)

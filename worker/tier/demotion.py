@@ -36,20 +36,17 @@ class Demotion:
         self._contents = contents
         self._pace = LogBackoff()
         self.copying: dict[bytes, int] = {}
-        self._copy_below: Copy | None = None  # None: there is no slower tier
-
-    def subscribe(self, copy: Copy) -> None:
-        """Copies contents to a slower tier by `copy(keys, need_bytes)` from now on."""
-        self._copy_below = copy
+        # `copy(keys, need_bytes)` copies contents to a slower tier; None: there is none
+        self.copy_below: Copy | None = None
 
     async def offer(self, keys: Sequence[bytes], short_bytes: int, then: Then) -> None:
         """Copies those of `keys` that were used. Returns when that is done, or after `WAIT_S`: then
         the rest continues, and `then(copying)` runs at its end. Cancelled: as after `WAIT_S`."""
         order = self._contents.order
         used = {key: order.last_use_s(key) for key in keys if key in order and order.was_used(key)}
-        if self._copy_below is None or not used or self.copying:
+        if self.copy_below is None or not used or self.copying:
             return
-        batch = self._context.tasks.start(self._copy(self._copy_below([*used], short_bytes)))
+        batch = self._context.tasks.start(self._copy(self.copy_below([*used], short_bytes)))
         self.copying = used
         try:
             await asyncio.wait([batch], timeout=WAIT_S)

@@ -9,6 +9,7 @@ tier returns. At its next open, a distrusted file on the disk is compared with i
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worker.store.index import IndexLost
@@ -23,22 +24,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LostWrites:
     """`withdraw` after each sync that failed; `try_again` now and then."""
 
-    def __init__(
-        self,
-        context: TierContext,
-        disk: TierDisk,
-        contents: Contents,
-        catalog: Catalog,
-        watch: TierWatch,
-    ) -> None:
-        self._context = context
-        self._disk = disk
-        self._contents = contents
-        self._catalog = catalog
-        self._watch = watch
+    _context: TierContext
+    _disk: TierDisk
+    _contents: Contents
+    _catalog: Catalog
+    _watch: TierWatch
 
     async def withdraw(self, error: OSError, *, index_failed: bool) -> None:
         """Withdraws what was recorded since the last good sync, which the header distrusts already.

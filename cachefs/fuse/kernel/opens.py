@@ -68,7 +68,7 @@ class Opens:
             if node.doubtful and self.nodes.move_on(nodeid):
                 raise Stale("the cache disk lost bytes: opening the file under its next nodeid")
             if node.mode is Mode.PASSTHROUGH:
-                if not self._vfs.in_service(node.tier) and self.nodes.move_on(nodeid):
+                if not self._vfs.files.in_service(node.tier) and self.nodes.move_on(nodeid):
                     raise Stale("the cache disk hangs: bypassing it under the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
         self._check_former(nodeid)
@@ -101,7 +101,7 @@ class Opens:
         try:
             return self._use(unique, nodeid, handle)
         except BaseException:
-            self._vfs.drop(handle)
+            self._vfs.files.drop(handle)
             raise
 
     def _use(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
@@ -109,14 +109,14 @@ class Opens:
         self._check_former(nodeid)  # it may have become former during the wait for the server
         node = self.nodes.get(nodeid)
         if node is not None and node.mode is Mode.PASSTHROUGH:
-            self._vfs.drop(handle)
+            self._vfs.files.drop(handle)
             return self._join(unique, nodeid, node.backing_id)
         if handle.complete and handle.descriptor is not None and not self.why_not:
             if node is None:
                 fd, tier = handle.descriptor.fd, handle.descriptor.tier
                 backing_id = self._pass_through(unique, nodeid, fd, handle.size, tier)
                 if backing_id:
-                    self._vfs.drop(handle)
+                    self._vfs.files.drop(handle)
                     return self._reply(unique, Mode.PASSTHROUGH, backing_id)
             elif self.nodes.move_on(nodeid):
                 raise Stale("the file is complete: passthrough needs its next nodeid")
@@ -151,7 +151,7 @@ class Opens:
         """Keeps a file in cached mode: the kernel sends READ requests for it."""
         fh = unique & UNIQUE_MASK
         self._table.add(fh, nodeid, handle.size, Mode.CACHED, handle.nonce)
-        self._vfs.keep(handle, fh)
+        self._vfs.files.table.add(handle, fh)
         self.nodes.open(nodeid, fh, Mode.CACHED, 0)
         return self._reply(unique, Mode.CACHED, 0)
 
@@ -172,7 +172,7 @@ class Opens:
         if node is None or fh not in node.handles:
             return self._table.remove(fh)
         if node.mode is not Mode.PASSTHROUGH:
-            self._vfs.release(fh)
+            self._vfs.files.release(fh)
         if self.nodes.release(nodeid, fh) is not None and node.backing_id:
             self._table.closing(fh)
             self._device.close_backing(node.backing_id)

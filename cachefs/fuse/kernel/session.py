@@ -276,27 +276,27 @@ class KernelSession:
         fh, offset, size, *_ = codec.READ_IN.unpack_from(self._buffer, HEADER_BYTES)
         if self._splice(unique, fh, offset, size):
             return
-        data = self._vfs.read_nowait(fh, offset, size)
+        data = self._vfs.files.read_nowait(fh, offset, size)
         if data is MUST_WAIT:
             self._later(Op.READ, unique, pid, self._read_later(unique, fh, offset, size))
         else:
             self._device.write_data(unique, data)
 
     async def _read_later(self, unique: int, fh: int, offset: int, size: int) -> None:
-        await self._vfs.make_readable(fh, offset, size)
+        await self._vfs.files.make_readable(fh, offset, size)
         if not self._splice(unique, fh, offset, size):
-            self._device.write_data(unique, await self._vfs.read(fh, offset, size))
+            self._device.write_data(unique, await self._vfs.files.read(fh, offset, size))
 
     def _splice(self, unique: int, fh: int, offset: int, size: int) -> bool:
         """Answers a read of bytes in memory with splice. Returns False if it did not answer."""
         if size < splice.MIN_BYTES:
             return False
-        source = self._vfs.in_memory(fh, offset, size)
+        source = self._vfs.files.in_memory(fh, offset, size)
         if source is None:
             return False
         sent = self._splicer.send(codec.data_header(unique, source[2]), *source)
         if sent:
-            self._vfs.answered(fh, offset + source[2])
+            self._vfs.files.answered(fh, offset + source[2])
         return sent
 
     def _release(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:

@@ -85,7 +85,7 @@ def run(node: FakeNode, clock: Clock, tmp_path: Path) -> Callable[[Test], None]:
                 conn.on_event = vfs.on_event
                 conn.on_reconnected = vfs.on_reconnected
                 await test(vfs)
-                vfs._files.table.check_invariants()
+                vfs.files.table.check_invariants()
                 vfs.close()
                 nursery.cancel_scope.cancel()
 
@@ -119,12 +119,12 @@ def release_now(vfs: Vfs, ino: int) -> None:
     """Opens a file that needs no message, and closes it."""
     fh = vfs.open_nowait(ino, os.O_RDONLY)
     assert fh is not MUST_WAIT
-    vfs.release(fh)
+    vfs.files.release(fh)
 
 
 async def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
-    data = vfs.read_nowait(fh, offset, size)
-    return bytes(await vfs.read(fh, offset, size) if data is MUST_WAIT else data)
+    data = vfs.files.read_nowait(fh, offset, size)
+    return bytes(await vfs.files.read(fh, offset, size) if data is MUST_WAIT else data)
 
 
 async def names(vfs: Vfs, fh: int, cookie: int = 0, take: int = 10**9) -> list[bytes]:
@@ -248,7 +248,7 @@ def test_getattr_of_a_replaced_file(
         found = await vfs.getattr(warm)
         assert found.inode is not None
         assert found.inode.size == 10
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -280,10 +280,10 @@ def test_a_warm_open_needs_no_message(node: FakeNode, run: Callable[[Test], None
         before = len(node.requests)
         fh = vfs.open_nowait(ino, os.O_RDONLY)
         assert fh is not MUST_WAIT
-        assert bytes(vfs.read_nowait(fh, 0, 100)) == b"warm bytes"  # type: ignore[arg-type]
-        vfs.release(fh)
+        assert bytes(vfs.files.read_nowait(fh, 0, 100)) == b"warm bytes"  # type: ignore[arg-type]
+        vfs.files.release(fh)
         assert len(node.requests) == before
-        vfs._files.report_uses()
+        vfs.files.report_uses()
         await trio.to_thread.run_sync(node.wait_asked, m.Used)
         assert node.asked(m.Used) == [m.Used([node.content_name(ino)], 10)]
 
@@ -296,7 +296,7 @@ def test_uses_are_reported_in_batches(node: FakeNode, run: Callable[[Test], None
         for _ in range(MAX_USES):
             fh = vfs.open_nowait(ino, os.O_RDONLY)
             assert fh is not MUST_WAIT
-            vfs.release(fh)
+            vfs.files.release(fh)
         await trio.to_thread.run_sync(node.wait_asked, m.Used)
         assert [len(used.names) for used in node.asked(m.Used)] == [MAX_USES]  # type: ignore[attr-defined]
 
@@ -329,7 +329,7 @@ def test_an_empty_file_needs_nothing(node: FakeNode, run: Callable[[Test], None]
         assert descriptors() == before
         assert await read(vfs, fh, 0, 100) == b""
         assert node.asked(m.Open) == []
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -341,7 +341,7 @@ def test_a_cold_small_file(node: FakeNode, run: Callable[[Test], None]) -> None:
         assert node.open_handles == {}, "a complete file needs no handle at the server"
         assert await read(vfs, fh, 5, 100) == b"bytes"
         assert node.asked(m.Ensure) == []
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -370,7 +370,7 @@ def test_an_unknown_ino_is_opened_by_the_server(
         assert vfs.open_nowait(ino, os.O_RDONLY) is MUST_WAIT
         fh = await vfs.open(ino, os.O_RDONLY)
         assert await read(vfs, fh, 0, 4) == b"warm"
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -386,7 +386,7 @@ def test_directories_and_unknown_handles(node: FakeNode, run: Callable[[Test], N
             with pytest.raises(NotFound):
                 call(99)
         with pytest.raises(NotFound):
-            vfs.read_nowait(99, 0, 1)
+            vfs.files.read_nowait(99, 0, 1)
 
     run(test)
 
@@ -438,8 +438,8 @@ def test_a_partial_file_is_read_as_it_is_granted(
         assert asked <= 10
         assert await read(vfs, fh, 0, len(BIG)) == BIG
         assert len(node.asked(m.Ensure)) == asked
-        assert isinstance(vfs.read_nowait(fh, 100, 100), memoryview)
-        vfs.release(fh)
+        assert isinstance(vfs.files.read_nowait(fh, 100, 100), memoryview)
+        vfs.files.release(fh)
         await trio.to_thread.run_sync(node.wait_asked, m.Release)
 
     run(test)
@@ -455,7 +455,7 @@ def test_a_grant_of_the_whole_file_ends_the_questions(
         assert await read(vfs, fh, 0, 10) == BIG[:10]
         assert await read(vfs, fh, 5 * MIB, 10) == BIG[5 * MIB :][:10]
         assert len(node.asked(m.Ensure)) == 1
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -484,11 +484,11 @@ def test_segments_of_what_the_cache_refused(
         fh = await open_file(vfs, "d/big")
         for offset, size in [(0, 100), (MIB - 5, 10), (3 * MIB + 1, 2 * MIB), (len(BIG) - 9, 50)]:
             assert await read(vfs, fh, offset, size) == BIG[offset : offset + size]
-            assert len(vfs._files.table.get(fh).segments) <= MOST_KEPT
+            assert len(vfs.files.table.get(fh).segments) <= MOST_KEPT
         asked = len(node.asked(m.Ensure))
         assert await read(vfs, fh, len(BIG) - 20, 5) == BIG[-20:-15]
         assert len(node.asked(m.Ensure)) == asked, "the most recent segments are kept"
-        vfs.release(fh)
+        vfs.files.release(fh)
         await trio.to_thread.run_sync(assert_no_more_descriptors, before)
 
     run(test)
@@ -514,18 +514,18 @@ def test_what_is_to_be_read_once_is_closed_by_the_read_of_its_last_byte(
 
     async def test(vfs: Vfs) -> None:
         fh = await open_file(vfs, "d/big")
-        segments = vfs._files.table.get(fh).segments
+        segments = vfs.files.table.get(fh).segments
         half = part_bytes // 2
-        assert await vfs.read(fh, 0, half) == BIG[:half]
+        assert await vfs.files.read(fh, 0, half) == BIG[:half]
         assert len(segments) == 1
-        assert vfs.read_nowait(fh, half, half) == BIG[half:part_bytes]
+        assert vfs.files.read_nowait(fh, half, half) == BIG[half:part_bytes]
         assert not segments
-        await vfs.make_readable(fh, part_bytes, part_bytes)
-        assert vfs.in_memory(fh, part_bytes, part_bytes) is not None
-        vfs.answered(fh, 2 * part_bytes)
+        await vfs.files.make_readable(fh, part_bytes, part_bytes)
+        assert vfs.files.in_memory(fh, part_bytes, part_bytes) is not None
+        vfs.files.answered(fh, 2 * part_bytes)
         assert not segments
         assert len(node.asked(m.Ensure)) == 2
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -556,7 +556,7 @@ def test_bytes_that_the_disk_does_not_give_are_asked_anew(
     node.scripts[m.Open] = node.scripts[m.Ensure] = past
 
     async def test(vfs: Vfs) -> None:
-        vfs._files._reader.limit_s = 0.05 if not told else LIMIT_S
+        vfs.files._reader.limit_s = 0.05 if not told else LIMIT_S
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(FileReader, "flags_of", _as_on_a_disk)
             patch.setattr(pread, "_read_all", hang)
@@ -571,7 +571,7 @@ def test_bytes_that_the_disk_does_not_give_are_asked_anew(
         asked = node.asked(m.Ensure)[-1]
         assert isinstance(asked, m.Ensure)
         assert asked.past_tier
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -603,7 +603,7 @@ def test_an_open_file_of_a_tier_that_lost_bytes_is_read_past_it(
         assert not vfs.keeps_pages
         assert await read(vfs, fh, 3, 5) == data[3:8]
         assert node.asked(m.Ensure)[-1].past_tier
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -614,16 +614,16 @@ def test_what_one_tier_has_is_read_while_another_one_hangs(
     async def test(vfs: Vfs) -> None:
         inode = await look(vfs, "d/warm")
         vfs.on_event(m.TierState(False, tier=1))
-        assert not vfs.in_service(ANY_TIER)
+        assert not vfs.files.in_service(ANY_TIER)
         handle = vfs.open_nowait(inode, os.O_RDONLY)
         assert handle is not MUST_WAIT
         assert await read(vfs, handle, 0, 100) == b"warm bytes"
-        vfs.release(handle)
+        vfs.files.release(handle)
         vfs.on_event(m.TierState(False, tier=0))
         assert vfs.open_nowait(inode, os.O_RDONLY) is MUST_WAIT
         for tier in (0, 1):
             vfs.on_event(m.TierState(True, tier=tier))
-        assert vfs.in_service(ANY_TIER)
+        assert vfs.files.in_service(ANY_TIER)
 
     run(test)
 
@@ -651,8 +651,8 @@ def test_grants_that_make_no_sense(
     async def test(vfs: Vfs) -> None:
         fh = await open_file(vfs, "d/big")
         with pytest.raises(error):
-            await vfs.read(fh, 0, 10)
-        vfs.release(fh)
+            await vfs.files.read(fh, 0, 10)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -663,10 +663,10 @@ def test_a_cache_file_cut_short_is_an_error_and_never_zeros(
     async def test(vfs: Vfs) -> None:
         fh = await open_file(vfs, "d/warm")
         os.truncate(node.cache / node.content_name(node.find("d/warm")), 4)
-        assert vfs.read_nowait(fh, 0, 10) is MUST_WAIT
+        assert vfs.files.read_nowait(fh, 0, 10) is MUST_WAIT
         with pytest.raises(BadBody):
-            await vfs.read(fh, 0, 10)
-        vfs.release(fh)
+            await vfs.files.read(fh, 0, 10)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -681,7 +681,7 @@ def test_parallel_reads_of_one_handle(node: FakeNode, run: Callable[[Test], None
         async with trio.open_nursery() as nursery:
             for number in range(90):
                 nursery.start_soon(check, number * 100_000)
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -694,11 +694,11 @@ def test_an_interrupted_read_leaves_the_handle_usable(
     async def test(vfs: Vfs) -> None:
         fh = await open_file(vfs, "d/big")
         with trio.move_on_after(0.05):
-            await vfs.read(fh, 0, 10)
+            await vfs.files.read(fh, 0, 10)
         await trio.to_thread.run_sync(node.wait_asked, m.Cancel)
         gate.set()
         assert await read(vfs, fh, 0, 10) == BIG[:10]
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -711,8 +711,8 @@ def test_what_the_server_does_not_keep_is_not_released(
     async def test(vfs: Vfs) -> None:
         cold, big = await open_file(vfs, "d/cold"), await open_file(vfs, "d/big")
         assert await read(vfs, cold, 0, 100) == b"cold bytes"
-        vfs.release(cold)
-        vfs.release(big)
+        vfs.files.release(cold)
+        vfs.files.release(big)
         await trio.to_thread.run_sync(node.wait_asked, m.Release)
         assert node.asked(m.Release) == [m.Release(1)], "the partial one"
 
@@ -736,8 +736,8 @@ def test_a_new_session_opens_partial_files_again(
             for number in range(1, 9):
                 nursery.start_soon(check, number * MIB)
         assert len(node.open_handles) <= 1 or await settled(node)
-        vfs.release(big)
-        vfs.release(warm)
+        vfs.files.release(big)
+        vfs.files.release(warm)
 
     async def settled(node: FakeNode) -> bool:
         opened = len(node.asked(m.Open)) - 1  # in the first session
@@ -767,7 +767,7 @@ def test_a_read_that_is_cut_off_never_uses_its_old_handle_in_the_next_session(
             gate.set()
         after = [type(body) for body in node.requests[asked:]]
         assert after.index(m.Open) < after.index(m.Ensure), after
-        vfs.release(big)
+        vfs.files.release(big)
 
     run(test)
 
@@ -785,7 +785,7 @@ def test_files_of_a_lost_namespace_end(node: FakeNode, run: Callable[[Test], Non
         await trio.to_thread.run_sync(node.wait_asked, m.Attach, 2)
         with pytest.raises(Stale):
             await read(vfs, big, 5 * MIB, 10)
-        vfs.release(big)
+        vfs.files.release(big)
 
     run(test)
 
@@ -796,9 +796,9 @@ def test_files_of_a_lost_namespace_end(node: FakeNode, run: Callable[[Test], Non
 def test_an_open_says_which_content_it_means(node: FakeNode, run: Callable[[Test], None]) -> None:
     async def test(vfs: Vfs) -> None:
         ino = node.find("d/cold")
-        vfs.release(await open_file(vfs, "d/cold"))
+        vfs.files.release(await open_file(vfs, "d/cold"))
         vfs._cache.forget_inode(ino)  # as after a client's death: the kernel knows the nodeid
-        vfs.release(await vfs.open(ino, os.O_RDONLY))
+        vfs.files.release(await vfs.open(ino, os.O_RDONLY))
         opens = node.asked(m.Open)
         assert [body.nonce for body in opens] == [node.inodes[ino].nonce] * 2  # type: ignore[attr-defined]
 
@@ -821,7 +821,7 @@ def test_an_open_file_is_not_opened_again_as_another_of_its_size(
         for fh in (big, 1 << 40):
             with pytest.raises(Stale):
                 await read(vfs, fh, 5 * MIB, 10)
-            vfs.release(fh)
+            vfs.files.release(fh)
 
     run(test)
 
@@ -840,7 +840,7 @@ def test_a_name_whose_ino_is_another_file_is_looked_up_again(
         assert await look(vfs, "d/cold") == ino
         fh = await vfs.open(ino, os.O_RDONLY)
         assert await read(vfs, fh, 0, 99) == b"other bytes"
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)
 
@@ -902,7 +902,7 @@ def test_who_keeps_nodeids_hears_of_an_ino_that_is_given_again(
         assert vfs.getattr_former(ino).inode == former, "an open file keeps its attributes"
         with pytest.raises(Stale):
             vfs.getattr_former(ino + 1)
-        vfs.release(big)
+        vfs.files.release(big)
 
     run(test)
 
@@ -929,8 +929,8 @@ def test_a_successor_knows_what_it_adopted_from_what_has_its_ino_now(
             await vfs.getattr(big)
             await vfs.getattr(same)
         else:
-            vfs.release(await vfs.open(big, os.O_RDONLY))
-            vfs.release(await vfs.open(same, os.O_RDONLY))
+            vfs.files.release(await vfs.open(big, os.O_RDONLY))
+            vfs.files.release(await vfs.open(same, os.O_RDONLY))
         assert given == [big], "the same file keeps its nodeid"
         with pytest.raises(Stale):
             vfs.getattr_former(big)
@@ -975,10 +975,10 @@ def test_the_largest_thread_read(node: FakeNode, run: Callable[[Test], None]) ->
 
     async def test(vfs: Vfs) -> None:
         fh = await open_file(vfs, "d/big")
-        await vfs.read(fh, 0, len(BIG))
-        assert vfs.read_nowait(fh, 0, 3 * MIB) is MUST_WAIT
-        assert await vfs.read(fh, 1, 3 * MIB) == BIG[1 : 3 * MIB + 1]
-        vfs.release(fh)
+        await vfs.files.read(fh, 0, len(BIG))
+        assert vfs.files.read_nowait(fh, 0, 3 * MIB) is MUST_WAIT
+        assert await vfs.files.read(fh, 1, 3 * MIB) == BIG[1 : 3 * MIB + 1]
+        vfs.files.release(fh)
 
     run(test)
 
@@ -1060,7 +1060,7 @@ def test_many_open_files_are_small(node: FakeNode, run: Callable[[Test], None]) 
         assert used_bytes / len(opened) < 500
         for fh in opened:
             assert fh is not MUST_WAIT
-            vfs.release(fh)
+            vfs.files.release(fh)
 
     run(test)
 
@@ -1072,8 +1072,8 @@ def test_threads_are_not_needed_for_what_memory_has(
         fh = await open_file(vfs, "d/warm")
         before = {*threading.enumerate()}
         for _ in range(100):
-            assert vfs.read_nowait(fh, 0, 10) is not MUST_WAIT
+            assert vfs.files.read_nowait(fh, 0, 10) is not MUST_WAIT
         assert {*threading.enumerate()} <= before
-        vfs.release(fh)
+        vfs.files.release(fh)
 
     run(test)

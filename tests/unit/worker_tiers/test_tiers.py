@@ -183,9 +183,9 @@ def test_nobody_who_needs_room_waits_for_a_slow_tier(
             tasks = tiers._tiers.tasks
             space = first._space
             making = asyncio.ensure_future(space.make_room_ahead(8 * MIB))
-            await until(lambda: bool(space._demotion.copying))
+            await until(lambda: bool(space.demotion.copying))
             on_their_way = {
-                ino for ino in rig.data if rig.content(ino).key in space._demotion.copying
+                ino for ino in rig.data if rig.content(ino).key in space.demotion.copying
             }
             for ino in range(5, 11):
                 async with asyncio.timeout(AT_ONCE_S):

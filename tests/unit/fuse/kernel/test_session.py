@@ -247,7 +247,7 @@ def test_a_part_is_closed_when_the_kernel_has_it(run: Run, node: FakeNode) -> No
 
         session._splicer.send = send  # type: ignore[method-assign]
         where, fh = await served.kernel.open("d/big")
-        segments = session._vfs._files.table.get(fh).segments
+        segments = session._vfs.files.table.get(fh).segments
         for offset, size, left in ((0, 128, 0), (128, 64, 1), (192, 64, 0)):
             body = read_body(fh, offset << 10, size << 10)
             expected = BIG[offset << 10 : offset + size << 10]
