@@ -173,7 +173,7 @@ def test_after_the_first_file_of_a_source_one_thread_reads_them(
             assert rig.disk_bytes() <= status["used_bytes"] + 64 * 1024
             for ino in inos:
                 key = rig.content(ino).key
-                sums = only(worker).disk.directory.index.checksums(key, len(rig.data[ino]))[1]
+                sums = only(worker).disk.directory.index.sums(key, len(rig.data[ino]), 0, 1)
                 assert sums == {0: xxhash.xxh3_64_intdigest(rig.data[ino])}
         assert {stored[path_of(rig, ino)] for ino in inos[1:]} == {"store"}
         async with rig.worker() as worker:

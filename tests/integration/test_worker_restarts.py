@@ -17,7 +17,7 @@ import xxhash
 
 from cachefs.core.errors import InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
-from cachefs.core.pages import range_bytes
+from cachefs.core.pages import page_count, range_bytes
 from tests.services.loading import fetch
 from tests.unit.worker.rig import (
     LIMIT_S,
@@ -265,7 +265,8 @@ def check_records(rig: Rig) -> int:
         for key, record in records:
             data = by_name[key.hex()]
             assert record.size == len(data)
-            bits, sums = tier.index.checksums(key, record.size)
+            bits = tier.index.bits(key, record.size)
+            sums = tier.index.sums(key, record.size, 0, page_count(record.size))
             cached = (rig.tier / "files" / key.hex()[-2:] / key.hex()).read_bytes()
             for page, checksum in sums.items():
                 right = data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]

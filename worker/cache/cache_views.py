@@ -3,11 +3,10 @@ loop."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from worker.cache.load_requests import Load, Loaded
+from worker.cache.load_requests import load_whole
 from worker.store.holds import Hold
 
 if TYPE_CHECKING:
@@ -43,20 +42,9 @@ class CacheViews:
     async def load(self, tier: Tier, origin: Origin) -> CacheFSError | None:
         """Makes a file complete in one tier, from another one or from the origin; returns the
         error. Cancelled: the load continues."""
-        ended: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
-
-        def end(loaded: Loaded) -> None:
-            if not ended.done():
-                ended.set_result(loaded)
-
         hold = Hold(self.clocks.wall() + LINK_WITHIN_S, though_read=True)
         with tier.using():
-            tier.loading.load(Load(origin, -1, hold, None, _ignore, end))
-            error = (await ended).error
+            error = await load_whole(tier.loading.load, origin, hold)
         if error is None and len(self._tiers.running) > 1:
             self._moves.doubled(origin.content.key)
         return error
-
-
-def _ignore() -> None:
-    pass

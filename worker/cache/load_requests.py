@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
@@ -64,6 +65,28 @@ class PrefetchResult(enum.Enum):
     HERE = enum.auto()  # some or all of it is cached, or it is in flight
     IN_TRANSIT = enum.auto()  # it is in the transit window, or in flight to it
     REFUSED = enum.auto()  # memory is short, admission or a quota refuses it, the disk is degraded
+
+
+async def load_whole(
+    load: Callable[[Load], None],
+    origin: Origin,
+    hold: Hold | None = None,
+    purpose: Purpose = Purpose.SERVE,
+) -> CacheFSError | None:
+    """Makes a file complete and durable by `load`, that of a tier. Returns the error of the load.
+    Cancelled: the load continues."""
+    ended: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+
+    def end(loaded: Loaded) -> None:
+        if not ended.done():
+            ended.set_result(loaded)
+
+    load(Load(origin, -1, hold, None, _ignore, end, purpose))
+    return (await ended).error
+
+
+def _ignore() -> None:
+    pass
 
 
 def pages_of(size_bytes: int, block: int) -> PageRange:

@@ -119,10 +119,8 @@ class TierLoading:
         if ticket is not None and self._segments.expect(entry.key, ticket):
             self._catalog.leave(entry)
             return PrefetchResult.IN_TRANSIT
-        if entry.pages.bits or entry.inflight or entry.failed is not None:
-            self._catalog.leave(entry)
-            return PrefetchResult.HERE
-        if self._segments.bits(entry.key, 0, entry.page_count):  # of a reader
+        is_begun = entry.pages.bits or entry.inflight or entry.failed is not None
+        if is_begun or self._segments.bits(entry.key, 0, entry.page_count):  # of a reader
             self._catalog.leave(entry)
             return PrefetchResult.HERE
         need_bytes = allocation(entry.size)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from worker.cache.load_requests import Load, Loaded
+from worker.cache.load_requests import load_whole
 from worker.cache.tier_choice import (
     PROMOTE_WINDOW_S,
     Held,
@@ -156,7 +156,9 @@ class Moves:
         try:
             record = await one.record(key)
             with target.using():
-                await _load(origin, target)
+                # Within its admission, as a reader's fill
+                if await load_whole(target.loading.load, origin, purpose=Purpose.READ) is not None:
+                    return False
             if record is not None and record.filled_s:
                 target.expirer.moved(key, record.filled_s)
             await _hold_too(key, one, target)
@@ -276,25 +278,6 @@ class Moves:
             self._making_room.add(one.index)
             task = one.make_room_ahead(excess_bytes)
             task.add_done_callback(lambda _: self._making_room.discard(one.index))
-
-
-async def _load(origin: Origin, target: Tier) -> None:
-    """Makes a content complete and durable in a tier, within its admission. Raises the load's
-    error. Cancelled: the load continues."""
-    ended: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
-
-    def end(loaded: Loaded) -> None:
-        if not ended.done():
-            ended.set_result(loaded)
-
-    target.loading.load(Load(origin, -1, None, None, _ignore, end, Purpose.READ))
-    error = (await ended).error
-    if error is not None:
-        raise error
-
-
-def _ignore() -> None:
-    pass
 
 
 async def _hold_too(key: bytes, one: Tier, target: Tier) -> None:

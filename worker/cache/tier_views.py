@@ -7,9 +7,10 @@ evicts or drops it. It is released after both are removed.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -30,7 +31,19 @@ from worker.tier.disk import TierDisk, no_answer
 TREE_LIMIT_S: Final = 600.0  # for reading all records
 RELEASE_AT_ONCE: Final = 2000
 
+P = ParamSpec("P")
 T = TypeVar("T")
+_Change = Callable[Concatenate["TierViews", P], Coroutine[Any, Any, T]]
+
+
+def _continued(change: _Change[P, T]) -> _Change[P, T]:
+    """Makes a change that continues if its caller is cancelled."""
+
+    @functools.wraps(change)
+    async def begin(self: TierViews, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.until_left(change(self, *args, **kwargs))
+
+    return begin
 
 
 class TierViews:
@@ -80,27 +93,20 @@ class TierViews:
         directory, writer = self._disk.directory, self._disk.writer
         await self._disk.call(trees.make, directory, writer, view, record)
 
+    @_continued
     async def replace(
         self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
     ) -> None:
-        """Begins another tree, in place of one that is removed from now on. Cancelled: continues,
-        as `thaw` does."""
-        await self._until_left(self._replace(former, former_record, view, record))
-
-    async def _replace(
-        self, former: int, former_record: ViewRecord, view: int, record: ViewRecord
-    ) -> None:
+        """Begins another tree, in place of one that is removed from now on."""
         directory, writer = self._disk.directory, self._disk.writer
         thawed = former, msgspec.structs.replace(former_record, thawed=True)
         async with self._one_change:
             await self._disk.threads.run(trees.replace, directory, writer, thawed, view, record)
             self.removals.start(*thawed, self._context.wall_s())
 
+    @_continued
     async def thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
         """Records that a view is thawed, and begins the removal of its tree."""
-        await self._until_left(self._thaw(view, record, last_use_s))
-
-    async def _thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
         change = PutView(view, record)
         async with self._one_change:
             await self._disk.threads.run(self._disk.writer.write, [change])
@@ -119,13 +125,10 @@ class TierViews:
         """Returns whether the tree differs from the page."""
         return await self._disk.call(trees.differs, self._disk.directory, page)
 
+    @_continued
     async def apply(self, page: ViewPage) -> list[bytes]:
         """Changes the tree to match the page; returns the order keys of the files that are
-        not complete in this tier, which it does not show. No cover shows the tree in between.
-        Cancelled: the change continues."""
-        return await self._until_left(self._apply(page))
-
-    async def _apply(self, page: ViewPage) -> list[bytes]:
+        not complete in this tier, which it does not show. No cover shows the tree in between."""
         keys = [record.content for record in page.names.values() if record.content]
         directory, writer = self._disk.directory, self._disk.writer
         # The fences first: who drops a content fences it, then waits for this lock.
@@ -153,7 +156,7 @@ class TierViews:
         recorded = {record.content for record in names.values()}
         await self._release([key for key in keys if key not in recorded])
 
-    async def _until_left(self, work: Coroutine[Any, Any, T]) -> T:
+    async def until_left(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns the result of work at the disk, which continues if the disk hangs (then raises
         OSError) or the caller is cancelled."""
         done = await self._disk.unless_left(self._context.tasks.start(_caught(work)), None)
@@ -184,22 +187,20 @@ class TierViews:
         """Ends the watches of a tree, if it has any."""
         await self._disk.call(self._disk.directory.tree_watches.forget, view)
 
+    @_continued
     async def empty(self, view: int) -> None:
         """Unlinks all names of a tree at once, so that its covers show nothing."""
-        await self._until_left(self._empty(view))
+        async with self._one_change:
+            await self._disk.threads.run(trees.empty, self._disk.directory, view)
 
+    @_continued
     async def remove(
         self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None = None
     ) -> None:
         """Removes a tree and its record, and releases its contents as last used at that time (wall
-        clock; None: now), in batches, with a call of `note` after each. Cancelled: it continues."""
+        clock; None: now), in batches, with a call of `note` after each."""
         if not self.in_service:
             raise no_answer()
-        await self._until_left(self._remove(view, note, last_use_s))
-
-    async def _remove(
-        self, view: int, note: Callable[[RemovedNames], None], last_use_s: float | None
-    ) -> None:
         directory, writer = self._disk.directory, self._disk.writer
         await self._disk.threads.run(directory.tree_watches.forget, view)
         batches = tree_removal.remove(directory, writer, view)
@@ -211,20 +212,14 @@ class TierViews:
                 await self._release(removed.contents, last_use_s)
             note(removed)
 
-    async def _empty(self, view: int) -> None:
-        async with self._one_change:
-            await self._disk.threads.run(trees.empty, self._disk.directory, view)
-
     async def find(self, keys: Sequence[bytes]) -> list[Place]:
         """Returns the places of contents in the trees."""
         directory = self._disk.directory
         return await self._disk.call(trees.find, directory, frozenset(keys), limit_s=TREE_LIMIT_S)
 
+    @_continued
     async def withdraw(self, places: Sequence[Place]) -> None:
         """Removes contents from the trees, which no cover shows, and releases them."""
-        await self._until_left(self._withdraw(places))
-
-    async def _withdraw(self, places: Sequence[Place]) -> None:
         directory, writer = self._disk.directory, self._disk.writer
         async with self._one_change:
             await self._disk.threads.run(trees.withdraw, directory, writer, places)

@@ -5,7 +5,6 @@ of the calls in flight; the cache's fills transfer the bytes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +28,7 @@ from cachefs.core.placement import View
 from worker.migration import events as e
 from worker.migration.decisions import DEFAULT_BYTES_PER_S
 from worker.migration.decisions import MigrationDecisions as Decisions
-from worker.runtime.tasks import Tasks
+from worker.runtime.tasks import Tasks, wait_at_most
 from worker.store.holdings import Holding
 
 log = logging.getLogger(__name__)
@@ -142,9 +141,7 @@ class Migration:
                     self._tasks.start(self._report_fresh())
                 is_at_work = self._decisions.is_at_work or self._fresh
                 pause_s = TICK_S if is_at_work else IDLE_TICK_S
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._wake.wait()
+                await wait_at_most(self._wake, pause_s)
         finally:
             self._closed = True
             await self._tasks.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
@@ -54,6 +55,12 @@ class Signal:
             await asyncio.wait([waiter], timeout=timeout_s)
         finally:
             self._waiters.discard(waiter)
+
+
+async def wait_at_most(event: asyncio.Event, limit_s: float) -> None:
+    """Waits until the event is set, or for that time."""
+    with contextlib.suppress(TimeoutError):
+        await within(event.wait(), limit_s)
 
 
 async def within(work: Awaitable[Any], seconds: float) -> Any:

@@ -146,10 +146,8 @@ class TierDirectory:
                 )
 
     def _make_folder(self, name: str) -> None:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(name, PUB_MODE if name == "pub" else 0o700, dir_fd=self._dir_fd)
-        except FileExistsError:
-            pass
 
     def _move_to_trash(self, name: str) -> None:
         """Replaces a folder by an empty one; `empty_trash` deletes the old one later."""
@@ -190,11 +188,7 @@ class TierDirectory:
 
     def _write_header(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open("TIER.new", flags, 0o600, dir_fd=self._dir_fd)
-        with open(fd, "wb") as file:
-            file.write(encode_header(self.header))
-            file.flush()
-            os.fsync(fd)
+        self._write_header_to(os.open("TIER.new", flags, 0o600, dir_fd=self._dir_fd))
         os.rename("TIER.new", "TIER", src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         os.fsync(self._dir_fd)
 
@@ -204,11 +198,14 @@ class TierDirectory:
         try:
             self._write_header()
         except OSError:
-            fd = os.open("TIER", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir_fd)
-            with open(fd, "wb") as file:
-                file.write(encode_header(self.header))
-                file.flush()
-                os.fsync(fd)
+            flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._write_header_to(os.open("TIER", flags, dir_fd=self._dir_fd))
+
+    def _write_header_to(self, fd: int) -> None:
+        with open(fd, "wb") as file:
+            file.write(encode_header(self.header))
+            file.flush()
+            os.fsync(fd)
 
     def note_views(self, *, has_views: bool) -> None:
         """Records in the header whether the tier has views. Raises OSError."""
@@ -341,10 +338,8 @@ class TierDirectory:
         return fd
 
     def _make_fan_folder(self, name: str) -> None:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self._fds["files"])
-        except FileExistsError:
-            pass
 
     def open_file(self, name: str, flags: int = os.O_RDWR) -> int | None:
         """Returns a descriptor of a cache file, or None if it does not exist."""

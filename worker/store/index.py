@@ -212,18 +212,6 @@ class Index:
         with self._reading() as txn:
             return [_decoded(txn.get(key, db=self.files)) for key in keys]
 
-    def checksums(self, key: bytes, size_bytes: int) -> tuple[int, dict[int, int]]:
-        """Returns the bitmap of present pages and the checksum of each present page."""
-        bits, sums = 0, {}
-        for number, block in self._blocks(key, size_bytes, 0, page_count(size_bytes)):
-            first = number * BLOCK_PAGES
-            bits |= block.bits << first
-            present = block.bits
-            sums.update(
-                {first + i: block.checksum(i) for i in range(block.pages) if present >> i & 1}
-            )
-        return bits, sums
-
     def sums(self, key: bytes, size_bytes: int, first: int, end: int) -> dict[int, int]:
         """Returns the checksums of the present pages in [first, end)."""
         found: dict[int, int] = {}

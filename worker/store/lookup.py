@@ -94,7 +94,7 @@ def _verify(
     looked: LookupResult, tier: TierDirectory, key: bytes, record: FileRecord
 ) -> dict[int, int | None]:
     """Returns the bad pages, which it clears in `looked`."""
-    _, checksums = tier.index.checksums(key, record.size)
+    checksums = tier.index.sums(key, record.size, 0, page_count(record.size))
     bad = on_disk.bad_pages(looked.fd, record.size, checksums)
     for page in bad:
         looked.bits &= ~(1 << page)

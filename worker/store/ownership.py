@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -16,10 +17,8 @@ ANOTHER: Final = "give another directory (--cache-dir; of a worker: --tier)"
 
 def open_directory(path: str) -> int:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
     fd = os.open(path, DIRECTORY)
     info = os.fstat(fd)
     if info.st_uid == os.geteuid():

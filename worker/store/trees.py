@@ -93,11 +93,8 @@ def open_top(tier: TierDirectory, view: int, path: Sequence[bytes] = ()) -> int:
 def empty(tier: TierDirectory, view: int) -> None:
     """Unlinks all names of a tree, whose records stay. Its top stays, so that a cover of it is
     empty from then on; so do directories that are mount points. Raises OSError."""
-    try:
-        with opened(tier, view, ()) as fd:
-            _clear(fd)
-    except FileNotFoundError:
-        pass
+    with suppress(FileNotFoundError), opened(tier, view, ()) as fd:
+        _clear(fd)
 
 
 def _clear(fd: int) -> None:

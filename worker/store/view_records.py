@@ -65,17 +65,9 @@ FILE: Final = Kind.FILE.value
 DIRECTORY: Final = Kind.DIRECTORY.value
 SYMLINK: Final = Kind.SYMLINK.value
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_view = encode_name = msgspec.msgpack.Encoder().encode
 decode_view = msgspec.msgpack.Decoder(ViewRecord).decode
 decode_name = msgspec.msgpack.Decoder(NameRecord).decode
-
-
-def encode_view(record: ViewRecord) -> bytes:
-    return _encode(record)
-
-
-def encode_name(record: NameRecord) -> bytes:
-    return _encode(record)
 
 
 def view_key(view: int) -> bytes:

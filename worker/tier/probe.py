@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from cachefs.core.errors import lacks_descriptors
 from worker.runtime.log_backoff import LogBackoff
+from worker.runtime.tasks import wait_at_most
 from worker.runtime.threads import Threads
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
@@ -86,11 +87,7 @@ class TierWatch:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._soon.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._soon, LOOK_S)
             self._soon.clear()
             self.look()
 

@@ -44,9 +44,7 @@ class Charges:
 
     def drop(self, key: bytes) -> None:
         """It is cached no more, or counts against nothing."""
-        bounds, size_bytes = self._of.pop(key, ((), 0))
-        for path, _ in bounds:
-            self._take(self._quotas.used_bytes, path, size_bytes)
+        self._uncharge(*self._of.pop(key, ((), 0)))
 
     def promise(self, key: bytes, bounds: Bounds, size_bytes: int) -> None:
         """Promises more bytes of a content."""
@@ -65,9 +63,14 @@ class Charges:
             self._forget(key)
 
     def _forget(self, key: bytes) -> None:
-        bounds, size_bytes = self._promised.pop(key, ((), 0))
+        self._uncharge(*self._promised.pop(key, ((), 0)))
+
+    def _uncharge(self, bounds: Bounds, size_bytes: int) -> None:
+        used_bytes = self._quotas.used_bytes
         for path, _ in bounds:
-            self._take(self._quotas.used_bytes, path, size_bytes)
+            used_bytes[path] -= size_bytes
+            if used_bytes[path] <= 0:
+                del used_bytes[path]
 
     def refuses(self, bounds: Bounds, size_bytes: int) -> bytes | None:
         """Returns the path whose quota has no room for the bytes; None: all have."""
@@ -105,9 +108,3 @@ class Charges:
 
     def _used(self, path: bytes) -> int:
         return self._quotas.used_bytes[path]
-
-    @staticmethod
-    def _take(counter: Counter[bytes], path: bytes, size_bytes: int) -> None:
-        counter[path] -= size_bytes
-        if counter[path] <= 0:
-            del counter[path]

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
-from cachefs.core.pages import range_bytes
+from cachefs.core.pages import page_count, range_bytes
 from cachefs.core.tiers import SCRUB_BYTES_PER_S
 from worker.store import on_disk
 from worker.store.cached_file import opened
@@ -89,7 +89,8 @@ class Scrubber:
     async def check(self, key: bytes, record: FileRecord) -> int:
         """Reads a file; one with wrong pages is dropped. How many those are: it stops at the
         first. Raises OSError when the index cannot be read, or the disk hangs."""
-        _, sums = await self._disk.call(self._disk.directory.index.checksums, key, record.size)
+        sums_of, pages = self._disk.directory.index.sums, page_count(record.size)
+        sums = await self._disk.call(sums_of, key, record.size, 0, pages)
         for page, checksum in sums.items():
             length = range_bytes(record.size, page, page + 1)
             call = (_is_right, self._disk.directory, key.hex(), page, length, checksum)

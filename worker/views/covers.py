@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from cachefs.core.model import NamespaceId
-from worker.runtime.tasks import Signal
+from worker.runtime.tasks import Signal, wait_at_most
 from worker.views.cover_table import CoverTable
 from worker.views.hosts import CoverHost
 
@@ -115,8 +115,4 @@ class Covers:
 
 async def pause(until_s: float, monotonic: Callable[[], float], woken: asyncio.Event) -> None:
     """Waits until that time (monotonic), or until `woken` is set."""
-    try:
-        async with asyncio.timeout(max(0.0, until_s - monotonic())):
-            await woken.wait()
-    except TimeoutError:
-        pass
+    await wait_at_most(woken, max(0.0, until_s - monotonic()))

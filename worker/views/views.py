@@ -24,7 +24,7 @@ from cachefs.core.model import Kind, NamespaceId
 from cachefs.core.policies import normal, shown
 from cachefs.core.services import MetadataService, PositionedEvents
 from cachefs.core.units import format_size
-from worker.runtime.tasks import Tasks, within
+from worker.runtime.tasks import Tasks, wait_at_most, within
 from worker.store.view_records import ViewRecord
 from worker.views.automatic import AutomaticViews
 from worker.views.build import Built, ViewPass
@@ -306,10 +306,7 @@ class Views:
         async with self._freezing:
             view = await self._frozen(namespace, normal(path))
         if wait:
-            try:
-                await within(view.settled.wait(), FREEZE_WAIT_S)
-            except TimeoutError:
-                pass
+            await wait_at_most(view.settled, FREEZE_WAIT_S)
         return ViewTable([view.status()])
 
     async def _frozen(self, namespace: NamespaceId, path: bytes) -> View:

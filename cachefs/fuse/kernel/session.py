@@ -9,6 +9,7 @@ this is harmless; OPEN derives its handle from the request (`cachefs.fuse.kernel
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
@@ -310,13 +311,9 @@ class KernelSession:
         fh = self._vfs.opendir(nodeid, pid, unique & UNIQUE_MASK)
         return codec.open_reply(unique, fh, 0, 0)
 
-    def _readdir(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
-        return self._read_directory(Op.READDIR, unique, nodeid, pid)
-
-    def _readdirplus(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
-        return self._read_directory(Op.READDIRPLUS, unique, nodeid, pid)
-
-    def _read_directory(self, op: Op, unique: int, nodeid: int, pid: int) -> bytes | None:
+    def _read_directory(
+        self, op: Op, unique: int, nodeid: int, pid: int, length: int
+    ) -> bytes | None:
         fh, cookie, size, *_ = codec.READ_IN.unpack_from(self._buffer, HEADER_BYTES)
         if not self._vfs.knows_directory(fh):
             self._vfs.opendir(nodeid, pid, fh)
@@ -382,8 +379,8 @@ class KernelSession:
             Op.STATFS: self._statfs,
             Op.ACCESS: self._access,
             Op.OPENDIR: self._opendir,
-            Op.READDIR: self._readdir,
-            Op.READDIRPLUS: self._readdirplus,
+            Op.READDIR: functools.partial(self._read_directory, Op.READDIR),
+            Op.READDIRPLUS: functools.partial(self._read_directory, Op.READDIRPLUS),
             Op.RELEASEDIR: self._releasedir,
             Op.INTERRUPT: self._interrupt,
             Op.IOCTL: self._ioctl,
