@@ -17,6 +17,7 @@ import pytest
 import xxhash
 
 from cachefs.core.errors import Interrupted, Stale, Unreachable
+from cachefs.core.pages import page_count
 from tests.services.hanging_disk import hanging_disk
 from tests.services.processes import families
 from tests.services.small_origin import FAULTS, SmallOrigin

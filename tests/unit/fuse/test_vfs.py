@@ -382,7 +382,7 @@ def test_directories_and_unknown_handles(node: FakeNode, run: Callable[[Test], N
             vfs.open_nowait(directory, os.O_RDONLY)
         with pytest.raises(NotADirectory):
             vfs.opendir(await look(vfs, "d/warm"))
-        for call in (vfs.release, vfs.opener, vfs.directory_opener):
+        for call in (vfs.files.release, vfs.opener, vfs.directory_opener):
             with pytest.raises(NotFound):
                 call(99)
         with pytest.raises(NotFound):

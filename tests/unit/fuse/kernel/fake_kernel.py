@@ -73,9 +73,11 @@ class FakeKernel:
 
 
 class FakeVfs:
-    """Files by ino: memfds that can be `complete`. Stands for `cachefs.fuse.vfs.Vfs`."""
+    """Files by ino: memfds that can be `complete`. Stands for `cachefs.fuse.vfs.Vfs`, and for its
+    `files`."""
 
     def __init__(self) -> None:
+        self.files = self
         self.contents: dict[int, int] = {}  # ino -> memfd
         self.complete: set[int] = set()
         self.gone: set[int] = set()
@@ -136,9 +138,6 @@ class FakeVfs:
         else:
             handle.use_partial(descriptor, 1, 1)
         return handle
-
-    def keep(self, handle: FileHandle, fh: int) -> int:
-        return self.table.add(handle, fh)
 
     def drop(self, handle: FileHandle) -> None:
         self.dropped += 1
