@@ -18,7 +18,6 @@ from cachefs.core.units import FOREVER_S, format_duration, format_size, parse_du
 
 MIN_TTL_S: Final = 1.0
 MIN_SYNC_BACKGROUND_S: Final = 1.0
-TTL_LATE_S: Final = 10.0  # longest delay after the TTL until a file is freed
 PERMISSION_S: Final = 8.0  # how long a worker may use a permission to evict
 # How long `pin` waits: until then all earlier permissions have expired, and evictions that began
 # at their last moment have ended.

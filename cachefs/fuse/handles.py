@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cachefs.core.errors import NotFound
 from cachefs.core.messages import MOST_KEPT
@@ -53,20 +54,16 @@ class Descriptor:
                 self._owner.close()
 
 
+@dataclass(eq=False, slots=True)
 class Segment:
     """Bytes [start, end) of the file, at `offset - base` of a separate descriptor. `once`: the
     handle drops the segment after a read to its end."""
 
-    __slots__ = ("base", "descriptor", "end", "once", "start")
-
-    def __init__(
-        self, start: int, end: int, base: int, descriptor: Descriptor, *, once: bool = False
-    ) -> None:
-        self.start = start
-        self.end = end
-        self.base = base
-        self.descriptor = descriptor
-        self.once = once
+    start: int
+    end: int
+    base: int
+    descriptor: Descriptor
+    once: bool = False
 
 
 class FileHandle:

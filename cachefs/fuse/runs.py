@@ -9,6 +9,7 @@ through `in_task`. Everything belongs to one trio loop.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import outcome
@@ -19,15 +20,13 @@ from cachefs.client.call_waits import Abandon, Wait, Waits
 T = TypeVar("T")
 
 
+@dataclass(eq=False, slots=True)
 class RunWait:
     """An awaitable on which a run is suspended."""
 
-    __slots__ = ("_runs", "abandon", "run")
-
-    def __init__(self, runs: CoroutineRunner, run: RunningRequest, abandon: Abandon) -> None:
-        self._runs = runs
-        self.run = run
-        self.abandon = abandon
+    _runs: CoroutineRunner
+    run: RunningRequest
+    abandon: Abandon
 
     def __await__(self) -> Generator[RunWait, Any, Any]:
         try:

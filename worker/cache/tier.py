@@ -29,7 +29,7 @@ from worker.cache.policies import Expirer
 from worker.cache.promises import Promises
 from worker.cache.reads import ReadService
 from worker.cache.sampling import Sampling
-from worker.cache.status import status
+from worker.cache.status import TierStatus
 from worker.cache.tier_choice import Held, Room
 from worker.cache.tier_views import TierViews
 from worker.fill.fill import Filler
@@ -138,6 +138,7 @@ class Tier:
         self._provider = reads = ReadService(
             context, disk, catalog, self._space, self._segments, self._filler
         )
+        self._status = TierStatus(context, disk, contents, catalog, self._segments, self._leftovers)
         self.opens = TierOpens(
             context, disk, catalog, self._space, reads, self.housekeeping, self._watch
         )
@@ -270,14 +271,7 @@ class Tier:
 
     def status(self) -> dict[str, Any]:
         """Returns plain values for `cachefs status`; see docs/operations.md."""
-        return status(
-            self.context,
-            self.disk,
-            self.contents,
-            self._catalog,
-            self._segments,
-            self._leftovers,
-        )
+        return self._status.tree()
 
     # ---- reads ----
 

@@ -33,7 +33,7 @@ class Row:
 
 
 def combined(rows: Sequence[Row], past: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sums of `worker.cache.status.status`, `past` (see `counted`) included. One row at
+    """Returns the sums of `TierStatus.tree`, `past` (see `counted`) included. One row at
     least is not lost."""
     found = [row.status for row in rows if row.status is not None]
     total: dict[str, Any] = {name: found[0][name] for name in SHARED}

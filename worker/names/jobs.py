@@ -82,8 +82,5 @@ class MasterJobs:
 
 if TYPE_CHECKING:
 
-    def _has_jobs(part: MasterJobs) -> JobService:
-        return part
-
-    def _has_syncs(part: MasterJobs) -> SyncService:
-        return part
+    def _services(part: MasterJobs) -> tuple[JobService, SyncService]:
+        return part, part

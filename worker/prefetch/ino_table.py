@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Final
 
 from cachefs.core.errors import BadConfig
 from cachefs.core.manifest_format import (
@@ -17,8 +16,6 @@ from cachefs.core.manifest_format import (
     InoTableHeader,
 )
 from cachefs.core.model import NamespaceId
-
-_READABLE: Final = (os.O_RDONLY, os.O_RDWR)
 
 
 class InoTable:

@@ -118,6 +118,7 @@ OPEN_REPLY: Final = struct.Struct("<IiQ" + "QIi")  # fh open_flags backing_id
 READ_IN: Final = struct.Struct("<QQIIQII")  # fh offset size read_flags lock_owner flags pad
 RELEASE_IN: Final = struct.Struct("<QIIQ")  # fh flags release_flags lock_owner
 INIT_IN: Final = struct.Struct("<IIIII")  # major minor max_readahead flags flags2 (11 unused)
+_OLD_INIT_BYTES: Final = 16  # of an old kernel, without flags2
 INIT_OUT: Final = struct.Struct("<IIIIHHIIHHIIH22x")
 STATFS_REPLY: Final = struct.Struct("<IiQ" + "QQQQQIIII24x")
 IOCTL_IN: Final = struct.Struct("<QIIQII")  # fh flags cmd arg in_size out_size
@@ -132,55 +133,15 @@ HEADER_BYTES: Final = IN_HEADER.size
 OUT_HEADER_BYTES: Final = OUT_HEADER.size
 assert (HEADER_BYTES, OUT_HEADER_BYTES, ENTRY_OUT.size, INIT_OUT.size) == (40, 16, 128, 64)
 
-_BODY_BYTES: Final[dict[int, int]] = {  # minimum after the header; names: one byte and NUL
-    Op.LOOKUP: 2,
-    Op.FORGET: 8,
-    Op.GETATTR: 16,
-    Op.OPEN: OPEN_IN.size,
-    Op.READ: READ_IN.size,
-    Op.RELEASE: RELEASE_IN.size,
-    Op.INIT: 16,  # of an old kernel, without flags2
-    Op.OPENDIR: OPEN_IN.size,
-    Op.READDIR: READ_IN.size,
-    Op.READDIRPLUS: READ_IN.size,
-    Op.RELEASEDIR: RELEASE_IN.size,
-    Op.ACCESS: ACCESS_IN.size,
-    Op.INTERRUPT: INTERRUPT_IN.size,
-    Op.BATCH_FORGET: 8,
-    Op.IOCTL: IOCTL_IN.size,
-}
-
-
-class Request(NamedTuple):
-    """The header of a request. `unique` carries RESENT as the kernel sent it."""
-
-    length: int
-    opcode: int
-    unique: int
-    nodeid: int
-    uid: int
-    gid: int
-    pid: int
-
 
 class InitIn(NamedTuple):
-    """The body of INIT; `flags` has all 64 bits."""
+    """A request INIT; `flags` has all 64 bits."""
 
+    unique: int
     major: int
     minor: int
     max_readahead: int
     flags: int
-
-
-def parse(buffer: bytes | bytearray, received: int) -> Request:
-    """Returns the header of the request in the first `received` bytes. Raises ProtocolError when
-    they are not a whole request, or when its body is too short for its opcode."""
-    if received < HEADER_BYTES:
-        raise ProtocolError(f"a request of {received} bytes")
-    length, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
-    if length != received or length - HEADER_BYTES < _BODY_BYTES.get(opcode, 0):
-        raise ProtocolError(f"opcode {opcode}: {received} bytes received, header says {length}")
-    return Request(length, opcode, unique, nodeid, uid, gid, pid)
 
 
 def name_in(buffer: bytes | bytearray, length: int) -> bytes:
@@ -191,11 +152,18 @@ def name_in(buffer: bytes | bytearray, length: int) -> bytes:
     return bytes(buffer[HEADER_BYTES : length - 1])
 
 
-def parse_init(buffer: bytes | bytearray, request: Request) -> InitIn:
-    padded = bytes(buffer[HEADER_BYTES : request.length]).ljust(INIT_IN.size, b"\0")
+def parse_init(request: bytes | bytearray) -> InitIn:
+    """Returns the request INIT. Raises ProtocolError when these bytes are not a whole one."""
+    received = len(request)
+    if received < HEADER_BYTES:
+        raise ProtocolError(f"a request of {received} bytes")
+    length, opcode, unique, *_ = IN_HEADER.unpack_from(request)
+    if length != received or opcode != Op.INIT or received < HEADER_BYTES + _OLD_INIT_BYTES:
+        raise ProtocolError(f"opcode {opcode}: {received} bytes received, header says {length}")
+    padded = bytes(request[HEADER_BYTES:]).ljust(INIT_IN.size, b"\0")
     major, minor, max_readahead, flags, flags2 = INIT_IN.unpack_from(padded)
     upper = flags2 if flags & Init.INIT_EXT else 0
-    return InitIn(major, minor, max_readahead, flags | upper << 32)
+    return InitIn(unique, major, minor, max_readahead, flags | upper << 32)
 
 
 def error_reply(unique: int, errno: int) -> bytes:

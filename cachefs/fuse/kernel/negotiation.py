@@ -68,9 +68,8 @@ def negotiate(
 
     Raises ProtocolError for a malformed request, Unsupported for a kernel that is too old.
     """
-    header = codec.parse(request, len(request))
-    asked = codec.parse_init(request, header)
-    if header.opcode != codec.Op.INIT or (asked.major, asked.minor) < (codec.MAJOR, MIN_MINOR):
+    asked = codec.parse_init(request)
+    if (asked.major, asked.minor) < (codec.MAJOR, MIN_MINOR):
         raise Unsupported(
             f"the kernel's FUSE protocol {asked.major}.{asked.minor} is too old",
             remedy="use Linux 5.4 or later, or --transport pyfuse3",
@@ -93,7 +92,7 @@ def negotiate(
         why_not=why_not,
     )
     depth = stack_depth if values.passthrough else 0
-    return values, _reply(header.unique, values, asked.max_readahead, depth)
+    return values, _reply(asked.unique, values, asked.max_readahead, depth)
 
 
 def _reply(unique: int, values: Negotiated, max_readahead: int, stack_depth: int) -> bytes:
