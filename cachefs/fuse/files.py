@@ -39,7 +39,7 @@ class Files:
         self.lent = SegmentReclaimer()
         self._node = node
         self._reader = FileReader(waits)
-        self._published = Published()
+        self.published = Published()
         self._uses: list[str] = []
         self._hit_bytes = self._passthrough_bytes = 0
         self._adopted: dict[int, int] = {}  # ino -> nonce, until the inode is seen
@@ -65,7 +65,7 @@ class Files:
         """Returns (descriptor, st_dev, tier) of a file that is complete here, else None. The caller
         closes the descriptor. Raises OSError when no descriptor is left."""
         name = ContentId.name_of(self.namespace, inode)
-        opened = self._published.open(self._node.caller.published.dirs, name, inode.size)
+        opened = self.published.open(self._node.caller.published.dirs, name, inode.size)
         if opened is not None:
             self._note_use(name)
         return opened
@@ -152,27 +152,15 @@ class Files:
 
     def _descriptor(self, fd: int, tier: int) -> Descriptor:
         directory = self._node.caller.published.of(tier)
-        if directory is None or self._published.way(directory) is Way.NEVER:
+        if directory is None or self.published.way(directory) is Way.NEVER:
             return Descriptor(fd, self._reader.flags_without_fstat(fd), tier)
         return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd), tier)
-
-    def in_service(self, tier: int) -> bool:
-        """Returns whether the disk of that tier responds; for `ANY_TIER`, whether all do."""
-        return self._published.in_service(tier)
-
-    def tier_changed(self, tier: int, *, in_service: bool) -> None:
-        """Records whether the disk of a tier responds, and so whether its files are used."""
-        self._published.changed(tier, in_service=in_service)
 
     def doubt(self, tier: int) -> None:
         """Stops reading open files from that tier."""
         for handle in self.table:
             if handle.reads_from(tier):
                 handle.go_past_tier()
-
-    def trust_all_tiers(self) -> None:
-        """Marks all tiers as in service. In a new session the server reports those that fail."""
-        self._published.trust_all()
 
     # ---- reading ----
 
@@ -259,12 +247,12 @@ class Files:
         data = self._reader.read_now(descriptor.fd, descriptor.flags, offset - base, size)
         if data is not None:
             return data
-        if self._published.in_service(descriptor.tier) or descriptor.flags == INLINE:
+        if self.published.in_service(descriptor.tier) or descriptor.flags == INLINE:
             try:
                 with descriptor as fd:
                     return await self._reader.read(fd, offset - base, size)
             except DeadlineExceeded as err:
-                if handle.past_tier and self._published.in_service(descriptor.tier):
+                if handle.past_tier and self.published.in_service(descriptor.tier):
                     raise
                 log.warning("reads of inode %d bypass the cache: %s", handle.ino, err.cause)
         handle.go_past_tier()

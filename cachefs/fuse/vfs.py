@@ -331,7 +331,7 @@ class Vfs:
     def on_event(self, event: m.Message) -> None:
         """Handles an Invalidate or a TierState; ignores other events."""
         if isinstance(event, m.TierState):
-            self.files.tier_changed(event.tier, in_service=event.in_service)
+            self.files.published.changed(event.tier, in_service=event.in_service)
             if event.doubtful:
                 self._doubt(event.tier)
             return
@@ -353,7 +353,7 @@ class Vfs:
 
     def on_reconnected(self, attached: m.Attached) -> None:
         """Drops the state of the previous session: this client may have missed events."""
-        self.files.trust_all_tiers()
+        self.files.published.trust_all()
         self._adopt_root(attached)
 
     def _adopt_root(self, attached: m.Attached) -> None:

@@ -26,7 +26,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import NamespaceId
-from cachefs.core.services import COMMAND_MASTER_WAIT_S, MetadataService, master_wait_s
+from cachefs.core.services import COMMAND_MASTER_WAIT_S, master_wait_s
 from worker.cache.grants import TierView
 from worker.runtime.process_limits import classified
 from worker.server import operators, orders
@@ -164,7 +164,8 @@ class Session:
         if isinstance(body, m.Ensure):
             return worker.arrivals.last_s(worker.origin_of(body.handle))
         try:
-            return worker.arrivals.last_s(self._service(body.namespace).locate_nowait(body.ino))
+            service = self.server.service(body.namespace)
+            return worker.arrivals.last_s(service.locate_nowait(body.ino))
         except CacheFSError:  # the file was removed, or is not a file
             return NEVER_S
 
@@ -243,14 +244,11 @@ class Session:
         self.server.ahead.orders.book.end_session(self)
         self.server.forget(self)
 
-    def _service(self, namespace: NamespaceId) -> MetadataService:
-        return self.server.service(namespace)
-
     # ---- replies at once ----
 
     def _lookup(self, id: int, body: m.Lookup) -> None:
         try:
-            service = self._service(body.namespace)
+            service = self.server.service(body.namespace)
             found = service.lookup_nowait(body.parent, body.name)
         except CacheFSError as err:
             return self._reply(id, m.failure_of(err))
@@ -386,7 +384,7 @@ class Session:
             self.close()
 
     async def _pass_events_on(self, namespace: NamespaceId) -> None:
-        service = self._service(namespace)
+        service = self.server.service(namespace)
         while not self._channel.closed:
             try:
                 async for event in service.events(-1):
@@ -405,20 +403,20 @@ class Session:
         return m.Done(), None
 
     async def _getattr(self, body: m.GetAttr) -> Answer:
-        return await self._service(body.namespace).getattr(body.ino), None
+        return await self.server.service(body.namespace).getattr(body.ino), None
 
     async def _list(self, body: m.ListDir) -> Answer:
         limit = max(1, min(body.limit, m.LIST_LIMIT))
-        service = self._service(body.namespace)
+        service = self.server.service(body.namespace)
         return await service.list_dir(body.ino, body.after, limit), None
 
     async def _changed_folders(self, body: m.GetChangedFolders) -> Answer:
-        service = self._service(body.namespace)
+        service = self.server.service(body.namespace)
         await service.catch_up()
         return service.changed_folders(body.after), None
 
     async def _resolve(self, body: m.Resolve) -> Answer:
-        return await self._service(body.namespace).resolve(body.path), None
+        return await self.server.service(body.namespace).resolve(body.path), None
 
     async def _open(self, body: m.Open) -> Answer:
         worker = self.server.worker

@@ -68,7 +68,8 @@ class Opens:
             if node.doubtful and self.nodes.move_on(nodeid):
                 raise Stale("the cache disk lost bytes: opening the file under its next nodeid")
             if node.mode is Mode.PASSTHROUGH:
-                if not self._vfs.files.in_service(node.tier) and self.nodes.move_on(nodeid):
+                answers = self._vfs.files.published.in_service(node.tier)
+                if not answers and self.nodes.move_on(nodeid):
                     raise Stale("the cache disk hangs: bypassing it under the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
         self._check_former(nodeid)

@@ -614,7 +614,7 @@ def test_what_one_tier_has_is_read_while_another_one_hangs(
     async def test(vfs: Vfs) -> None:
         inode = await look(vfs, "d/warm")
         vfs.on_event(m.TierState(False, tier=1))
-        assert not vfs.files.in_service(ANY_TIER)
+        assert not vfs.files.published.in_service(ANY_TIER)
         handle = vfs.open_nowait(inode, os.O_RDONLY)
         assert handle is not MUST_WAIT
         assert await read(vfs, handle, 0, 100) == b"warm bytes"
@@ -623,7 +623,7 @@ def test_what_one_tier_has_is_read_while_another_one_hangs(
         assert vfs.open_nowait(inode, os.O_RDONLY) is MUST_WAIT
         for tier in (0, 1):
             vfs.on_event(m.TierState(True, tier=tier))
-        assert vfs.files.in_service(ANY_TIER)
+        assert vfs.files.published.in_service(ANY_TIER)
 
     run(test)
 

@@ -74,10 +74,10 @@ class FakeKernel:
 
 class FakeVfs:
     """Files by ino: memfds that can be `complete`. Stands for `cachefs.fuse.vfs.Vfs`, and for its
-    `files`."""
+    `files`, and the `published` ones."""
 
     def __init__(self) -> None:
-        self.files = self
+        self.files = self.published = self
         self.contents: dict[int, int] = {}  # ino -> memfd
         self.complete: set[int] = set()
         self.gone: set[int] = set()
