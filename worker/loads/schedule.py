@@ -167,7 +167,7 @@ class LoadSchedule:
         self._waiting: dict[int, deque[_Doing]] = {}  # by job: tasks with files to start
         self._buckets: dict[int, TokenBucket] = {}
         self._in_flight = 0  # requests
-        self._bytes = self._files = 0  # of assigned tasks
+        self._bytes = self.files = 0  # of assigned tasks
         self._outcomes: list[TaskResult] = []
         self._sent: list[TaskResult] | None = None  # with the poll in flight
         self._asked_at_s = float("-inf")
@@ -179,11 +179,7 @@ class LoadSchedule:
     @property
     def is_idle(self) -> bool:
         """True if no task is assigned."""
-        return self._files == 0
-
-    @property
-    def files(self) -> int:
-        return self._files
+        return self.files == 0
 
     def wants(self, id: int) -> bool:
         """Returns whether a task is still needed."""
@@ -276,7 +272,7 @@ class LoadSchedule:
             next(self._ids), task, [max(LEAST_BYTES, size_of(file)) for file in task.files]
         )
         self._bytes += sum(doing.sizes)
-        self._files += len(doing.sizes)
+        self.files += len(doing.sizes)
         self._doing[doing.id] = doing
         self._waiting.setdefault(task.job, deque()).append(doing)
 
@@ -297,7 +293,7 @@ class LoadSchedule:
 
     def _uncount(self, doing: _Doing) -> None:
         self._bytes -= sum(doing.sizes)
-        self._files -= len(doing.sizes)
+        self.files -= len(doing.sizes)
 
     # ---- ends of loads and tasks ----
 
@@ -424,7 +420,7 @@ class LoadSchedule:
         )
 
     def _room_bytes(self) -> int:
-        files = max(0, MOST_FILES - self._files)
+        files = max(0, MOST_FILES - self.files)
         return max(0, min(MOST_BYTES - self._bytes, files * LEAST_BYTES))
 
     def _due_s(self) -> float:
@@ -432,7 +428,7 @@ class LoadSchedule:
         if self.is_idle:
             pause_s = 0.0 if self._fed or self._outcomes else POLL_S  # prevents a busy loop
             return max(self._retry_at_s, self._asked_at_s + pause_s)
-        is_hungry = 2 * self._files < MOST_FILES and 2 * self._bytes < MOST_BYTES
+        is_hungry = 2 * self.files < MOST_FILES and 2 * self._bytes < MOST_BYTES
         pause_s = BEAT_S
         if is_hungry:
             pause_s = 0.0 if self._fed else POLL_S
@@ -449,7 +445,7 @@ class LoadSchedule:
 
     def check_invariants(self) -> None:
         doing = [one for one in self._doing.values() if not one.is_dropped]
-        assert self._files == sum(len(one.sizes) for one in doing)
+        assert self.files == sum(len(one.sizes) for one in doing)
         assert self._bytes == sum(sum(one.sizes) for one in doing)
         assert all(one.open or not one.is_begun for one in doing), "an ended task is still assigned"
         assert all(one.open for one in self._doing.values() if one.is_dropped)

@@ -93,7 +93,7 @@ class RemoteNamespace(MasterJobs):
             self._ask_places, most_items=c.BATCH_LIMIT, most_calls=MOST_LOCATE_CALLS
         )
         self._following: asyncio.Task[None] | None = None
-        self._policy_version = 0
+        self.policy_version = 0
         self.counters = {"hits": 0, "misses": 0, "stale": 0}
 
     @classmethod
@@ -313,10 +313,6 @@ class RemoteNamespace(MasterJobs):
 
     # ---- policies (see PolicyService) ------------------------------------------------------------
 
-    @property
-    def policy_version(self) -> int:
-        return self._policy_version
-
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
         request = m.SetPolicy(self._namespace, path, policy, [*unset])
         return (await self._ask(request, m.PolicySet, answer_s=POLICY_S)).policy
@@ -359,7 +355,7 @@ class RemoteNamespace(MasterJobs):
 
     def _take(self, events: list[m.Invalidate]) -> None:
         for event in events:
-            self._policy_version += event.times
+            self.policy_version += event.times
             if event.policies or event.everything:
                 self._cache.policies_changed()
             if event.everything:
@@ -373,7 +369,7 @@ class RemoteNamespace(MasterJobs):
         self._log.publish(events)
 
     def _gap(self, seq: int) -> None:
-        self._policy_version += 1
+        self.policy_version += 1
         self._forget_everything()
         self._log.publish([m.Invalidate(self._namespace, seq, everything=True)])
 

@@ -35,7 +35,7 @@ class Stream:
         on_gap: Callable[[int], None],
     ) -> None:
         self.seq = greeted.seq
-        self._store_run = greeted.store_run
+        self.store_run = greeted.store_run  # to which `seq` belongs
         self.intact = True
         self.replaced = False  # the master serves another namespace
         self._master = master
@@ -43,11 +43,6 @@ class Stream:
         self._on_events = on_events
         self._on_gap = on_gap
         self._moved = asyncio.Event()
-
-    @property
-    def store_run(self) -> int:
-        """The run of the master's store to which `seq` belongs."""
-        return self._store_run
 
     async def reach(self, seq: int, within_s: float) -> bool:
         """Waits up to `within_s` for the events up to a position. Returns whether they arrived."""
@@ -60,7 +55,7 @@ class Stream:
     def heard_run(self, store_run: int) -> None:
         """Calls `on_gap` if another reply of the master named a new store run. The next reply to
         this stream's own poll then moves the position."""
-        if store_run != self._store_run:
+        if store_run != self.store_run:
             self._on_gap(self.seq)
 
     async def run(self) -> None:
@@ -79,7 +74,7 @@ class Stream:
         wait_s = WAIT_S if self.intact else 0.0  # after a failure the reply must not wait
         request = c.GetEvents(self._namespace, self.seq, wait_s)
         reply = await self._master.ask(request, c.Events, answer_s=wait_s + SPARE_S, reach_s=0)
-        if reply.store_run != self._store_run:
+        if reply.store_run != self.store_run:
             log.info("the master was restarted: dropping all cached names")
             return await self._restart()
         if reply.events:
@@ -97,7 +92,7 @@ class Stream:
             return self._broken(err)
         if greeted.namespace != self._namespace:
             return self._broken(NotFound("the master serves another namespace"))
-        self._store_run = greeted.store_run
+        self.store_run = greeted.store_run
         self._on_gap(greeted.seq)
         self._move(greeted.seq)
 

@@ -77,19 +77,15 @@ class IndexWriter:
         self._meta_db = index.meta
         meta = decode_meta(txn.get(META_KEY, db=self._meta_db) or b"")
         self._tier = meta.tier
-        self._count = meta.files
+        self.file_count = meta.files
         self._allocated = meta.allocated_bytes
-
-    @property
-    def file_count(self) -> int:
-        return self._count
 
     def get(self, key: bytes) -> FileRecord | None:
         return _decoded(self._txn.get(key, db=self._files))
 
     def put(self, key: bytes, record: FileRecord) -> None:
         known = self.get(key)
-        self._count += known is None
+        self.file_count += known is None
         self._allocated += record.allocated_bytes - (known.allocated_bytes if known else 0)
         self._txn.put(key, encode_file(record), db=self._files)
 
@@ -119,7 +115,7 @@ class IndexWriter:
     def delete(self, key: bytes) -> None:
         known = self.get(key)
         if known is not None:
-            self._count -= 1
+            self.file_count -= 1
             self._allocated -= known.allocated_bytes
             self._txn.delete(key, db=self._files)
         with self._txn.cursor(self._pages) as cursor:
@@ -141,7 +137,7 @@ class IndexWriter:
         self._txn.delete(key, db=self._names)
 
     def finish(self) -> None:
-        meta = IndexMeta(FORMAT, self._tier, self._count, self._allocated)
+        meta = IndexMeta(FORMAT, self._tier, self.file_count, self._allocated)
         self._txn.put(META_KEY, encode_meta(meta), db=self._meta_db)
 
 
