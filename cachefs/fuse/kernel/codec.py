@@ -135,8 +135,9 @@ assert (HEADER_BYTES, OUT_HEADER_BYTES, ENTRY_OUT.size, INIT_OUT.size) == (40, 1
 
 
 class InitIn(NamedTuple):
-    """A request INIT; `flags` has all 64 bits."""
+    """A request INIT, unless `opcode` is another one; `flags` has all 64 bits."""
 
+    opcode: int
     unique: int
     major: int
     minor: int
@@ -153,17 +154,17 @@ def name_in(buffer: bytes | bytearray, length: int) -> bytes:
 
 
 def parse_init(request: bytes | bytearray) -> InitIn:
-    """Returns the request INIT. Raises ProtocolError when these bytes are not a whole one."""
+    """Returns the first request. Raises ProtocolError when these bytes are not a whole INIT."""
     received = len(request)
     if received < HEADER_BYTES:
         raise ProtocolError(f"a request of {received} bytes")
     length, opcode, unique, *_ = IN_HEADER.unpack_from(request)
-    if length != received or opcode != Op.INIT or received < HEADER_BYTES + _OLD_INIT_BYTES:
+    if length != received or received < HEADER_BYTES + _OLD_INIT_BYTES:
         raise ProtocolError(f"opcode {opcode}: {received} bytes received, header says {length}")
     padded = bytes(request[HEADER_BYTES:]).ljust(INIT_IN.size, b"\0")
     major, minor, max_readahead, flags, flags2 = INIT_IN.unpack_from(padded)
     upper = flags2 if flags & Init.INIT_EXT else 0
-    return InitIn(unique, major, minor, max_readahead, flags | upper << 32)
+    return InitIn(opcode, unique, major, minor, max_readahead, flags | upper << 32)
 
 
 def error_reply(unique: int, errno: int) -> bytes:

@@ -69,7 +69,7 @@ def negotiate(
     Raises ProtocolError for a malformed request, Unsupported for a kernel that is too old.
     """
     asked = codec.parse_init(request)
-    if (asked.major, asked.minor) < (codec.MAJOR, MIN_MINOR):
+    if asked.opcode != codec.Op.INIT or (asked.major, asked.minor) < (codec.MAJOR, MIN_MINOR):
         raise Unsupported(
             f"the kernel's FUSE protocol {asked.major}.{asked.minor} is too old",
             remedy="use Linux 5.4 or later, or --transport pyfuse3",
