@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 _NOWHERE: Final = Path("/none")
-# Several rounds: the first unmounts the native directory that covers a mount.
+# Several rounds: the first unmounts the native directory that covers a mount. A mount whose
+# directory is removed meanwhile is gone in every namespace: umount would say so in a test's log.
 _UNMOUNTED: Final = (
     "for round in 1 2 3; do "
     "grep -o '^[^ ]* [^ ]* fuse' /proc/self/mounts | cut -d ' ' -f 2 | grep -vxF -e \"$0\" | "
-    'while read -r where; do umount -l "$where"; done; done; '
+    'while read -r where; do umount -l "$where" 2>/dev/null; done; done; '
 )
 _KEPT_ALONE: Final = _UNMOUNTED + 'exec "$@"'
 _OWN_FUSE: Final = _UNMOUNTED + 'mount --bind "$0" /dev/fuse && exec "$@"'
