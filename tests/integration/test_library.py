@@ -307,6 +307,9 @@ def test_a_killed_server_is_not_seen(
             rounds = (rounds + 1) % 20
         return rounds
 
+    def frees() -> bool:
+        return node.run("free", mounted / "shards").returncode == 0
+
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         readers = [pool.submit(keep_reading, number) for number in range(4)]
         try:
@@ -314,7 +317,7 @@ def test_a_killed_server_is_not_seen(
                 pid = server_pid(node, mounted)
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda pid=pid: not is_running(pid), "the server has ended")
-                node.ok("free", mounted / "shards")
+                wait_until(frees, "the next server runs")
         finally:
             ended.set()
         for reader in readers:
