@@ -76,16 +76,15 @@ class RootServer:
             buffer = os.read(fd, _BUFFER_BYTES)
         except OSError:
             return  # taken back, or the mount has ended
-        request = codec.parse(buffer, len(buffer))
-        self.opcodes.append(request.opcode)
-        if request.opcode not in _SILENT:
+        _, opcode, unique, *_ = codec.IN_HEADER.unpack_from(buffer)
+        self.opcodes.append(opcode)
+        if opcode not in _SILENT:
             with contextlib.suppress(FileNotFoundError):  # the caller was interrupted
-                os.write(fd, _reply(request))
+                os.write(fd, _reply(opcode, unique))
 
 
-def _reply(request: codec.Request) -> bytes:
-    unique = request.unique
-    match request.opcode:
+def _reply(opcode: int, unique: int) -> bytes:
+    match opcode:
         case codec.Op.GETATTR:
             return codec.ATTR_REPLY.pack(
                 codec.ATTR_REPLY.size, 0, unique, 0, 0, 0,
