@@ -146,8 +146,8 @@ def test_an_interrupted_call_leaves_nothing(
     before, count = descriptors(), 0
     for point in interrupt_everywhere(source, lambda: call(source), swallowed):
         assert settle(source) == [], point
-        after = descriptors()
-        assert after == before, (str(point), after - before, before - after)
+        left = descriptors() - before  # what earlier tests have left may end meanwhile
+        assert not left, (str(point), left)
         count += 1
     assert count > 100
 
@@ -195,7 +195,7 @@ def test_an_interrupted_look_at_the_mounts_is_repeated(swallowed: list[str]) -> 
             table.close()
         tables.clear()
         gc.collect()
-        assert descriptors() == before, point
+        assert not descriptors() - before, point
 
 
 def test_an_interrupted_manifest_is_built_again(tmp_path: Path, swallowed: list[str]) -> None:
@@ -215,4 +215,4 @@ def test_an_interrupted_manifest_is_built_again(tmp_path: Path, swallowed: list[
         assert interrupt(build, point) or swallowed, point
         build()
         gc.collect()
-        assert descriptors() == before, point
+        assert not descriptors() - before, point
