@@ -16,7 +16,7 @@ from cachefs.core import errors
 from cachefs.core import messages as m
 from cachefs.core.jobs import FileProgress, Task, TaskResult
 from cachefs.core.message import DECODE_ERRORS, Message
-from cachefs.core.model import Inode, NamespaceId, Origin
+from cachefs.core.model import ContentId, Inode, NamespaceId, Origin
 from cachefs.core.placement import View
 from cachefs.core.policies import Rule
 from cachefs.core.ufs import AddUfs as AddUfs
@@ -454,3 +454,11 @@ def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
         return cast(Answer, _answers.decode(data))
     except DECODE_ERRORS as err:
         raise errors.ProtocolError(f"not an answer: {err}") from err
+
+
+def content_of(key: bytes) -> ContentId:
+    """Returns the content id of a key in a call. Raises ProtocolError."""
+    try:
+        return ContentId.of_key(key)
+    except ValueError as err:
+        raise errors.ProtocolError(str(err)) from err

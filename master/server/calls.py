@@ -27,7 +27,7 @@ from cachefs.core.errors import (
     Stale,
     Throttled,
 )
-from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.model import NamespaceId
 from cachefs.core.policies import Rule, shown
 from master.mounts import OpenConnector
 from master.namespace import Master
@@ -244,7 +244,7 @@ class Calls:
     async def _permit(self, call: c.PermitEviction, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
         _bounded(call.contents)
-        contents = list(map(_content, call.contents))
+        contents = list(map(c.content_of, call.contents))
         permission = await self._master.permit_eviction(contents)
         allowed = [content.name in permission.allowed for content in contents]
         return c.Permitted(allowed, permission.valid_for_s)
@@ -252,7 +252,7 @@ class Calls:
     async def _rules(self, call: c.RulesOf, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
         _bounded(call.contents)
-        rules = await self._master.rules_of([*map(_content, call.contents)])
+        rules = await self._master.rules_of([*map(c.content_of, call.contents)])
         places: dict[Rule, int] = {}
         which = [places.setdefault(rule, len(places)) for rule in rules]
         return c.Rules([*places], which)
@@ -355,13 +355,6 @@ class Calls:
 def _bounded(items: Sequence[object]) -> None:
     if len(items) > c.BATCH_LIMIT:
         raise ProtocolError(f"{len(items)} items in a call, at most {c.BATCH_LIMIT} are possible")
-
-
-def _content(key: bytes) -> ContentId:
-    try:
-        return ContentId.of_key(key)
-    except ValueError as err:
-        raise ProtocolError(str(err)) from err
 
 
 _NOWAIT: Final[dict[type, Callable[[Calls, Any], m.Message | None]]] = {

@@ -123,15 +123,20 @@ def test_a_pool_ends_with_its_calls(node: Node, mounted: Path, proxy: FaultProxy
     assert took_s < SOON_S
 
 
-def test_a_program_that_is_interrupted_shows_its_call(
-    node: Node, mounted: Path, proxy: FaultProxy
-) -> None:
+def interrupted(name: str, node: Node, mounted: Path, proxy: FaultProxy) -> tuple[int, str, float]:
+    """Sends SIGINT to a program whose request waits for the origin; returns as `end_of`."""
     before = proxy.counters().requests.total()
-    with silent(proxy), program("interrupted", node, mounted) as process:
+    with silent(proxy), program(name, node, mounted) as process:
         wait_for(process, "ready")
         proxy.wait_until(lambda counters: counters.requests.total() > before, LIMIT_S)
         os.kill(process.pid, signal.SIGINT)
-        status, words, took_s = end_of(process)
+        return end_of(process)
+
+
+def test_a_program_that_is_interrupted_shows_its_call(
+    node: Node, mounted: Path, proxy: FaultProxy
+) -> None:
+    status, words, took_s = interrupted("interrupted", node, mounted, proxy)
     assert status == -signal.SIGINT
     assert words.endswith("KeyboardInterrupt\n"), words
     assert len(re.findall("Traceback", words)) == 1, words
@@ -141,12 +146,7 @@ def test_a_program_that_is_interrupted_shows_its_call(
 def test_a_program_reads_on_after_an_interruption(
     node: Node, mounted: Path, proxy: FaultProxy
 ) -> None:
-    before = proxy.counters().requests.total()
-    with silent(proxy), program("interrupted_and_read_on", node, mounted) as process:
-        wait_for(process, "ready")
-        proxy.wait_until(lambda counters: counters.requests.total() > before, LIMIT_S)
-        os.kill(process.pid, signal.SIGINT)
-        status, words, took_s = end_of(process)
+    status, words, took_s = interrupted("interrupted_and_read_on", node, mounted, proxy)
     assert (status, words) == (0, "")
     assert took_s < SOON_S
 

@@ -55,6 +55,14 @@ def readers(cluster: Cluster, ino: int = 1) -> list[Node]:
     return cluster.others(cluster.owner(ino))
 
 
+async def blocked_read(cluster: Cluster, reader: Node) -> asyncio.Future[bytes]:
+    """Starts to read the file 1; returns when the origin holds its request back."""
+    cluster.rig.origin.script.block("read")
+    reading = asyncio.ensure_future(read(reader.worker, 1))
+    await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+    return reading
+
+
 @pytest.mark.parametrize("behaviour", ["silent", "busy", "gone", "no_sums", "lie", "cut"])
 def test_a_bad_owner_costs_time_and_nothing_else(tmp_path: Path, behaviour: str) -> None:
     async def script() -> None:
@@ -208,9 +216,7 @@ def test_what_a_filler_that_dies_had_not_brought_is_brought_by_another(tmp_path:
         cluster.rig.put(1, 1000)
         async with cluster.running():
             owner, (reader, _) = cluster.owner(1), readers(cluster)
-            cluster.rig.origin.script.block("read")
-            reading = asyncio.ensure_future(read(reader.worker, 1))
-            await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+            reading = await blocked_read(cluster, reader)
             await owner.server.stop()
             cluster.rig.origin.script.unblock()
             assert await reading == cluster.rig.data[1]
@@ -283,9 +289,7 @@ def test_an_owner_says_that_it_is_cut_off_while_its_fill_goes_on(tmp_path: Path)
         cluster.rig.put(1, 1000)
         async with cluster.running():
             owner, (reader,) = cluster.owner(1), readers(cluster)
-            cluster.rig.origin.script.block("read")
-            reading = asyncio.ensure_future(read(reader.worker, 1))
-            await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+            reading = await blocked_read(cluster, reader)
             cut_off(owner)
             await until(lambda: reader.source.status()["fallbacks"] == 1)
             assert owner.worker.status()["fills_in_flight"] == 1
@@ -523,9 +527,7 @@ def test_more_than_it_takes_is_refused_for_now(
         cluster.rig.put(1, 1000)
         async with cluster.running():
             owner, (reader,) = cluster.owner(1), readers(cluster)
-            cluster.rig.origin.script.block("read")
-            reading = asyncio.ensure_future(read(reader.worker, 1))
-            await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+            reading = await blocked_read(cluster, reader)
             path = f"{c.DATA_PATH}/{cluster.rig.name(1)}?first=0&end=1&have=1"
             assert (await get(owner, path))[0] == 503
             cluster.rig.origin.script.unblock()

@@ -73,10 +73,3 @@ def check_pages(first: int, end: int) -> None:
     """Validates a range of pages. Raises ProtocolError."""
     if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
         raise ProtocolError(f"pages {first} to {end} are not a valid range for one request")
-
-
-def content_of(key: bytes) -> ContentId:
-    try:
-        return ContentId.of_key(key)
-    except ValueError as err:
-        raise ProtocolError(str(err)) from err

@@ -48,7 +48,7 @@ from cachefs.network.guard import (
 )
 from connectors.reach import Reach, no_requests
 from worker.fill.source import NotHere
-from worker.peers.asked import DATA_PREFIX, Asked, check_pages, content_of, parse_asked
+from worker.peers.asked import DATA_PREFIX, Asked, check_pages, parse_asked
 from worker.peers.page_check import wrong_pages
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
@@ -351,7 +351,7 @@ class PeerServer:
         match call:
             case c.Have(contents):
                 _bounded(contents)
-                return await self._cache.had([content_of(key).key for key in contents])
+                return await self._cache.had([c.content_of(key).key for key in contents])
             case c.Offer():
                 _check_blocks(call.blocks)
                 await self._handlers.offer(call)
@@ -360,14 +360,14 @@ class PeerServer:
                 if not caller.may_join:
                     raise AccessDenied("this token is not a worker's")
                 await self._cache.doubt(
-                    content_of(content).key, [page for page in pages if page >= 0]
+                    c.content_of(content).key, [page for page in pages if page >= 0]
                 )
                 return Done()
             case c.Verify(content, first, end):
-                return await self._verify(content_of(content).key, first, end)
+                return await self._verify(c.content_of(content).key, first, end)
             case c.Drop(contents):
                 _bounded(contents)
-                return await self._handlers.drop([content_of(key) for key in contents])
+                return await self._handlers.drop([c.content_of(key) for key in contents])
             case c.WorkerStatus():
                 return c.WorkerStatusReply(self._handlers.status())
             case _:
@@ -464,6 +464,6 @@ def _check_blocks(blocks: list[tuple[bytes, int]]) -> None:
     """Validates the blocks of an offer. Raises ProtocolError."""
     _bounded(blocks)
     for key, block in blocks:
-        content_of(key)
+        c.content_of(key)
         if not 0 <= block <= MOST_BLOCK:
             raise ProtocolError(f"block {block} is out of range")
