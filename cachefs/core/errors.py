@@ -8,14 +8,22 @@ and an exit code). Only `connectors.retry` retries, and only if `retryable`.
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from cachefs.core.printable import printable
+
+MOST_CAUSE_CHARS: Final = 2000  # an origin chooses the text; a failure must fit into one datagram
+MOST_REQUEST_ID_CHARS: Final = 200
+
+
+def cut(text: str, most_chars: int) -> str:
+    """Returns a text of at most so many characters; the end of a longer one becomes '…'."""
+    return text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"
 
 
 class CacheFSError(Exception):
     """Base of every expected failure. `cause`: one line, no secrets, and no control characters of
-    an origin. `remedy`: for the user."""
+    an origin; a longer one is cut. `remedy`: for the user."""
 
     code: ClassVar[str] = "internal"
     errno: ClassVar[int] = errno.EIO
@@ -24,13 +32,14 @@ class CacheFSError(Exception):
     def __init__(
         self, cause: str, *, remedy: str = "", path: str = "", request_id: str = ""
     ) -> None:
+        cause = cut(cause, MOST_CAUSE_CHARS)
         self.cause = cause if cause.isprintable() else printable(" ".join(cause.splitlines()))
         super().__init__(self.cause)
         if remedy:
             self.add_note(remedy)  # tracebacks show it
         self.remedy = remedy
         self.path = path
-        self.request_id = request_id
+        self.request_id = cut(request_id, MOST_REQUEST_ID_CHARS)
 
     def one_line(self) -> str:
         """Returns path, cause, request id and remedy as one line for people."""

@@ -131,6 +131,33 @@ def test_a_listing_without_an_end_is_an_error_of_its_directory(
     node.umount(mounted)
 
 
+def long_refusal(request: Request) -> Answer:
+    """Entities make a message of 8 MB of a document of 30 KB."""
+    if request.method == "HEAD":
+        return head("e1", 3)
+    if "?" in request.target:
+        return listing(("f", 3))
+    entity, uses = "x" * 30_000, "&x;" * 260
+    text = f'<!DOCTYPE e [<!ENTITY x "{entity}">]><Error><Message>{uses}</Message></Error>'
+    return Answer(403, text.encode(), {"x-amz-request-id": "R" * 50_000})
+
+
+def test_the_words_of_a_refusal_do_not_end_the_servers_connections(
+    node: Node, server: ScriptedS3
+) -> None:
+    """[S-errors-are-short] The reader gets the error of the refusal, and status answers."""
+    server.script = long_refusal
+    node.allowed_log.append("access denied")
+    mounted = mount(node, server)
+    for _ in range(3):
+        with pytest.raises(PermissionError):
+            (mounted / "f").read_bytes()
+    assert node.status(mounted)["state"] == "ok"
+    logs = [path for path in node.home.rglob("*.log") if path.is_file()]
+    assert max(len(line) for log in logs for line in log.read_text().splitlines()) < 10_000
+    node.umount(mounted)
+
+
 def chunked_without_etag(request: Request) -> Answer:
     """A right answer, as few servers give it."""
     if request.method == "HEAD":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 
-from cachefs.core.errors import BadConfig
+from cachefs.core import messages as m
+from cachefs.core.errors import BadConfig, OriginError
 
 
 def test_a_traceback_has_the_cause_and_the_remedy() -> None:
@@ -20,3 +21,11 @@ def test_texts_of_an_origin_cannot_write_to_a_terminal_or_a_log() -> None:
     assert error.cause == "no \\x1b]0;x\\x07 such ERROR root: all is lost"
     assert error.one_line().isprintable()
     assert error.one_line().startswith("/a\\n\\x9bm: no ")
+
+
+def test_a_failure_fits_into_a_datagram_whatever_an_origin_writes() -> None:
+    """Each character may become ten, as `\\U000e0001`."""
+    error = OriginError("\U000e0001" * 1_000_000, request_id="R" * 100_000)
+    assert error.cause.endswith("…")
+    assert len(m.encode(1, m.failure_of(error))) < m.MAX_FRAME_BYTES // 4
+    assert OriginError("no such key", request_id="R1").one_line() == "no such key (request id R1)"
