@@ -21,7 +21,7 @@ from cachefs.core.order_messages import (
 from worker.prefetch.announced_order import AnnouncedOrder
 from worker.prefetch.order_entries import FunctionEntries, InoList
 
-MOST_LIST_BYTES: Final = 512 << 20  # of all lists of a session
+MOST_LIST_BYTES: Final = 512 << 20  # of memory, of all lists of a session
 
 
 class OrderId(NamedTuple):

@@ -11,6 +11,7 @@ from cachefs.core.order_messages import MOST_ENTRY_BYTES, MOST_LENGTH, AnnounceO
 from cachefs.core.orders import Order, Share
 
 _WIDTHS: Final = (4, 8)
+PIECE_BYTES: Final = 160  # of memory that a piece takes beside its entries
 
 
 class InoList:
@@ -20,7 +21,7 @@ class InoList:
         """Raises BadConfig for a piece that is wrong or not the first one."""
         self.total = piece.total
         self.known = 0
-        self.size_bytes = 0
+        self.size_bytes = 0  # of memory
         self._firsts: list[int] = []  # of each piece
         self._pieces: list[tuple[bytes, int, int]] = []  # bytes, bytes of an entry, base
         self.add(piece)
@@ -44,7 +45,7 @@ class InoList:
         self._firsts.append(self.known)
         self._pieces.append((data, width, piece.base))
         self.known += count
-        self.size_bytes += len(data)
+        self.size_bytes += len(data) + PIECE_BYTES
 
     def at(self, place: int) -> int:
         """Returns an inode number that is known."""

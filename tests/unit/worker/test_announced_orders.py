@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from cachefs.core.order_messages import (
 )
 from cachefs.core.orders import Order, Share
 from tests.services.examples import examples
+from worker.prefetch import order_book
 from worker.prefetch.announced_order import LEAD_FILES, AnnouncedOrder
 from worker.prefetch.order_book import OrderBook, OrderId
-from worker.prefetch.order_entries import FunctionEntries, InoList
+from worker.prefetch.order_entries import PIECE_BYTES, FunctionEntries, InoList
 
 NAMESPACE = NamespaceId(b"n" * 16)
 SIZE = 1000
@@ -216,7 +218,7 @@ def test_a_list_in_pieces_of_both_widths() -> None:
         1 << 40,
         (1 << 40) + 9,
     ]
-    assert entries.size_bytes == 2 * 8 + 3 * 4
+    assert entries.size_bytes == 2 * 8 + 3 * 4 + 2 * PIECE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,26 @@ def test_a_session_has_a_bounded_number_of_orders() -> None:
     book.add_piece(OTHER, piece([2], name="0"), 0.0)
     with pytest.raises(BadConfig):
         book.add_piece(ME, piece([1], name="more"), 0.0)
+
+
+def test_many_short_pieces_count_with_the_memory_that_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any reader of a mount may announce a list one inode number at a time."""
+    monkeypatch.setattr(order_book, "MOST_LIST_BYTES", 1 << 20)
+    book = OrderBook()
+
+    def announce() -> None:
+        for place in range(1 << 20):
+            book.add_piece(ME, piece([1], place, 1 << 20), 0.0)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadConfig, match="more than 1 MiB"):
+            announce()
+        assert 1 << 19 < tracemalloc.get_traced_memory()[0] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_opens_count_for_the_orders_of_their_session_first() -> None:
