@@ -29,14 +29,14 @@ from cachefs.csi.deadlines import Answer, Probes
 from cachefs.csi.errors import VolumeLost
 from cachefs.csi.metrics import DriverMetrics
 from cachefs.csi.shared_mounts import SharedMount, SharedMounts
-from cachefs.csi.volumes import Volume, parse_volume, pod_of
+from cachefs.csi.shares import MountShares, Places, Use
+from cachefs.csi.volumes import Volume, namespace_of, parse_volume, pod_of
 from cachefs.fuse import failure_notes
 
 log = logging.getLogger(__name__)
 
 THREADS: Final = 8  # that serve
 MAX_WAITING: Final = THREADS - 2  # publishes at once: the others serve Unpublish and Probe
-TURN_S: Final = 2.0  # for a place among them
 ANSWER_S: Final = 60.0  # for the first answer of a mount
 CHECK_S: Final = 1.0  # for a published one: a dead mount answers at once
 FRESH_S: Final = 1.0  # for this time many pods of one mount use one answer
@@ -75,12 +75,14 @@ class Publisher:
         self._lock = threading.Lock()
         self._busy: set[str] = set()
         self._fresh: dict[str, float] = {}  # device -> until when it counts as not dead
-        self._places = threading.BoundedSemaphore(MAX_WAITING)
+        self._places = Places(MAX_WAITING)
+        self._shares = MountShares()
 
     def publish(self, request: Publish) -> None:
         """Binds the volume to its target, read-only. Does nothing if it is bound. Raises BadConfig,
-        InUse, Unreachable, DeadlineExceeded, CannotMount, OSError; NotFound or NotADirectory if the
-        cluster has no such directory; VolumeLost once for a dead mount, after mounting it again."""
+        InUse, Unreachable, DeadlineExceeded, CannotMount, OSError; Throttled for a namespace with
+        too many mounts; NotFound or NotADirectory if the cluster has no such directory; VolumeLost
+        once for a dead mount, after mounting it again."""
         with self._metrics.publish():
             volume = parse_volume(
                 request.volume_id,
@@ -89,12 +91,15 @@ class Publisher:
                 self._master,
                 confine=self._confine,
             )
-            target = _resolved(request.target)
+            target, namespace = _resolved(request.target), namespace_of(request.context)
+            use = Use(target, namespace, volume.mount_name)
             try:
                 with self._operation(target), self._mounts.pinned(volume):
-                    if not self._is_published(target, volume, pod_of(request.context)):
-                        with self._place():
-                            self._bind(volume, target)
+                    if self._is_published(target, volume, pod_of(request.context)):
+                        return self._shares.note(use)
+                    self._shares.claim(use)
+                    with self._places.taken(namespace):
+                        self._bind(volume, target)
             except (NotFound, NotADirectory):
                 self._mounts.remove_failed(volume)
                 raise
@@ -107,6 +112,7 @@ class Publisher:
             self._mounts.unbind(target)
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(target)
+            self._shares.end(target)
 
     def _is_published(self, target: str, volume: Volume, pod: str) -> bool:
         """Returns whether something that is alive is bound to a target. Raises VolumeLost."""
@@ -190,15 +196,6 @@ class Publisher:
         finally:
             with self._lock:
                 self._busy.discard(target)
-
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        if not self._places.acquire(timeout=TURN_S):
-            raise Unreachable("too many other volumes wait for their mounts")
-        try:
-            yield
-        finally:
-            self._places.release()
 
 
 def _has_no_directory(place: str) -> bool:

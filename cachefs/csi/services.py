@@ -17,6 +17,7 @@ from cachefs.core.errors import (
     InUse,
     NotADirectory,
     NotFound,
+    Throttled,
     Unreachable,
     Unsupported,
 )
@@ -36,6 +37,7 @@ _CODES: Final[dict[type[CacheFSError], grpc.StatusCode]] = {
     InUse: grpc.StatusCode.ABORTED,
     NotADirectory: grpc.StatusCode.INVALID_ARGUMENT,
     NotFound: grpc.StatusCode.NOT_FOUND,
+    Throttled: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unreachable: grpc.StatusCode.UNAVAILABLE,
     Unsupported: grpc.StatusCode.FAILED_PRECONDITION,
     VolumeLost: grpc.StatusCode.ABORTED,

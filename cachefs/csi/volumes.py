@@ -54,6 +54,11 @@ def pod_of(context: Mapping[str, str]) -> str:
     return f"{context.get(_NAMESPACE, '?')}/{context.get(_POD, '?')}"
 
 
+def namespace_of(context: Mapping[str, str]) -> str:
+    """Returns the namespace of the pod; "" if the kubelet does not name it."""
+    return context.get(_NAMESPACE, "")
+
+
 def parse_volume(
     volume_id: str,
     context: Mapping[str, str],

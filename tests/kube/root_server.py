@@ -25,6 +25,7 @@ class RootServer:
     def __init__(self, holder: str) -> None:
         self._holder = holder
         self._stop = threading.Event()
+        self.adopts = True  # False: further mounts get no answer
         self._devices: dict[str, int] = {}
         self.opcodes: list[int] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -40,7 +41,8 @@ class RootServer:
         try:
             while not self._stop.is_set():
                 with contextlib.suppress(CacheFSError):  # the holder is away
-                    self._adopt()
+                    if self.adopts:
+                        self._adopt()
                 self._serve()
         finally:
             for fd in self._devices.values():

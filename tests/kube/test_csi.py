@@ -20,7 +20,7 @@ from cachefs.core.specs import ClientSpec
 from cachefs.csi import shared_mounts
 from cachefs.csi.driver import Driver
 from cachefs.csi.generated import csi_pb2 as csi
-from cachefs.csi.publishing import ANSWER_S
+from cachefs.csi.publishing import ANSWER_S, MAX_WAITING
 from cachefs.fuse import failure_notes, mount_flags
 from cachefs.fuse.deposits import Deposit, HolderClient, new_key
 from cachefs.fuse.kernel.mount import mount as kernel_mount
@@ -130,6 +130,27 @@ def test_a_volume_that_does_not_answer_is_refused_with_the_words_of_its_client(
         node.kubelet.publish("pod-a", IMAGENET)
     assert found[0][0] is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "cannot be shown yet: the worker is away" in found[0][1]
+
+
+def test_volumes_that_do_not_answer_leave_room_for_other_namespaces(node: CsiNode) -> None:
+    """The pods of one namespace name as many volumes without an answer as publishes may wait."""
+    node.start_driver(answer_s=ANSWER_S / 10)
+    node.kubelet.publish("pod-a", IMAGENET)
+    assert node.server is not None
+    node.server.adopts = False
+
+    def hang(number: int) -> grpc.StatusCode:
+        with refused() as found:
+            node.kubelet.publish(f"hanging-{number}", {"path": f"/hangs/{number}"})
+        return found[0][0]
+
+    with ThreadPoolExecutor(MAX_WAITING) as pool:
+        waiting = [pool.submit(hang, number) for number in range(MAX_WAITING)]
+        node.wait_until(lambda: len(node.shared()) == 1 + MAX_WAITING // 2)
+        node.kubelet.publish("pod-b", IMAGENET, namespace="other")
+    codes = sorted(one.result().name for one in waiting)
+    half = MAX_WAITING // 2
+    assert codes == ["DEADLINE_EXCEEDED"] * half + ["UNAVAILABLE"] * half
 
 
 def test_the_context_of_a_volume_reaches_the_kernel(
