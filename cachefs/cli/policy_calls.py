@@ -11,6 +11,7 @@ from cachefs.cli.paths import InCluster, find
 from cachefs.cli.session import Session, Target, attached, path_in_mount
 from cachefs.core import messages as m
 from cachefs.core.config import Config
+from cachefs.core.errors import Unsupported
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import Policy, formatted
 
@@ -37,9 +38,18 @@ class PolicyTarget:
         self.session = server if isinstance(server, Session) else None
 
     def set(self, policy: Policy, unset: list[str] | None = None) -> Policy:
-        """Changes the policy; returns the result. Raises NotFound, BadConfig, AccessDenied."""
+        """Changes the policy; returns the result. Raises NotFound, BadConfig, AccessDenied, and
+        Unsupported if a server does not know a key: it drops that, and sets the others."""
         body = m.SetPolicy(self.namespace, self.path, policy, unset or [])
-        return self.server.call(body, m.PolicySet).policy
+        found = self.server.call(body, m.PolicySet).policy
+        if dropped := formatted(policy).keys() - formatted(found).keys():
+            raise Unsupported(
+                f"not set: {', '.join(sorted(dropped))}; the server or its master is of an earlier"
+                " version",
+                path=self.shown(),
+                remedy="upgrade both, then repeat the command",
+            )
+        return found
 
     def get(self) -> m.PoliciesAt:
         return self.server.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def check(session: Session) -> None:
         raise Unsupported(
             "the mount's server has no views: it is of an earlier version",
             path=session.record.mountpoint,
-            remedy="unmount and mount again",
+            remedy=f"upgrade it: cachefs mount --upgrade {shlex.quote(session.record.mountpoint)}",
         )
 
 

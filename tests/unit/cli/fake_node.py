@@ -47,6 +47,7 @@ class FakeNode:
         self.frozen: list[tuple[bytes, bool]] = []
         self.thawed: list[bytes] = []
         self.stopped = threading.Event()
+        self.unknown_policies: list[str] = []  # fields that a server of an earlier version drops
         self._policies = PolicyTable()
 
     def _add(self, path: bytes, size: int) -> None:
@@ -109,7 +110,9 @@ class FakeNode:
                     return m.failure_of(errors.NotFound("no such sync"))
                 return self.syncs.pop(0)
             case m.SetPolicy():
-                said = policies.merged(self._policies.at(body.path), body.policy, body.unset)
+                unknown = dict.fromkeys(self.unknown_policies)
+                change = msgspec.structs.replace(body.policy, **unknown)
+                said = policies.merged(self._policies.at(body.path), change, body.unset)
                 self._policies.put(body.path, said)
                 return m.PolicySet(said)
             case m.GetPolicies():

@@ -85,6 +85,16 @@ def test_show_says_who_says_it(node: FakeNode, run: Run) -> None:
     assert ok(run("policy", "unset", "/mnt/data", "--all")) == "OK, /mnt/data: no policies\n"
 
 
+def test_a_key_that_an_earlier_server_drops_is_not_called_set(node: FakeNode, run: Run) -> None:
+    node.unknown_policies = ["sync_background_s", "view"]
+    values = ("view=never", "ttl=7d", "sync_background=1h")
+    assert refused(run("policy", "set", "/mnt/data", *values)) == (
+        "cachefs: /mnt/data: not set: sync_background, view; the server or its master is of an"
+        " earlier version; upgrade both, then repeat the command\n"
+    )
+    assert ok(run("policy", "set", "/mnt/data", "pin=no")) == "OK, /mnt/data: pin=no ttl=7d\n"
+
+
 def test_ttl(node: FakeNode, run: Run) -> None:
     assert ok(run("ttl", "/mnt/data/d")) == "/mnt/data/d: ttl never (free)\n"
     assert ok(run("ttl", "/mnt/data/d", "12h", "--action", "free")) == (

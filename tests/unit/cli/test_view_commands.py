@@ -103,7 +103,8 @@ def test_other_commands_name_the_view(node: FakeNode, run: Run) -> None:
 def test_a_server_without_views(node: FakeNode, run: Run) -> None:
     node.covers = False
     assert "view" not in ok(run("stat", "/mnt/data/d/x"))
-    assert "unmount and mount again" in refused(run("freeze", "/mnt/data/d"))
+    told = refused(run("freeze", "/mnt/data/d"))
+    assert told.endswith("upgrade it: cachefs mount --upgrade /mnt/data\n")
     assert node.frozen == []
 
 
