@@ -15,6 +15,7 @@ from connectors.bounds import parse_http_date, parse_size
 from connectors.fetch.request import Head
 from connectors.s3.errors import XML_ERRORS
 from connectors.s3.listing import DIRECTORY, Listed, Listing
+from connectors.s3.listing_xml import check_plain
 
 RENEW: Final = "make a new SAS token, or log in again (az login)"
 CHECK: Final = "check the SAS token or the key, and this machine's clock"
@@ -22,14 +23,12 @@ ARCHIVED: Final = "restore it first: az storage blob set-tier --tier Hot"
 MAY_READ: Final = (
     "check the SAS token or the key; a caller needs the role Storage Blob Data Reader, or sp=rl"
 )
-_NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")
 _GONE: Final = frozenset({"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})
 
 
 def parse_listing(body: bytes) -> Listing:
     """See `ObjectStore.parse_listing`."""
-    if any(mark in body for mark in _NOT_PLAIN):
-        raise OriginError("the listing has a DOCTYPE, an entity or a NUL byte")
+    check_plain(body)
     try:
         root = ElementTree.fromstring(body)
     except XML_ERRORS as error:

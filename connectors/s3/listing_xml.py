@@ -15,6 +15,7 @@ from cachefs.core.errors import BadBody, OriginError
 
 _TAGS: Final = ("Key", "LastModified", "ETag", "Size")
 _NOT_PLAIN: Final = (b"<!DOCTYPE", b"\0")  # which alone declares entities; UTF-16, which hides it
+MOST_TAGS: Final = 400_000  # 5,000 objects have 60 each; a name writes "<" as an entity
 
 
 class PageTexts(NamedTuple):
@@ -33,8 +34,7 @@ class PageTexts(NamedTuple):
 
 def page_texts(body: bytes) -> PageTexts:
     """Parses a reply. Raises BadBody for an incomplete one, OriginError if it is no listing."""
-    if any(mark in body for mark in _NOT_PLAIN):
-        raise OriginError("the listing has a DOCTYPE or a NUL byte")
+    check_plain(body)
     try:
         root = etree.fromstring(body, _parser())
     except etree.XMLSyntaxError as error:
@@ -47,6 +47,15 @@ def page_texts(body: bytes) -> PageTexts:
         cause = f"the endpoint sent <{name.localname}> instead of a listing: no S3 server?"
         raise OriginError(cause, remedy="check its URL")
     return _texts(root, name.namespace)
+
+
+def check_plain(body: bytes) -> None:
+    """Raises OriginError for a document that no store sends: the tree of 16 MiB of tags takes half
+    a gigabyte, and its parser a second or two."""
+    if any(mark in body for mark in _NOT_PLAIN):
+        raise OriginError("the listing has a DOCTYPE or a NUL byte")
+    if body.count(b"<") > MOST_TAGS:
+        raise OriginError(f"the listing has more than {MOST_TAGS} tags")
 
 
 def _parser() -> Any:

@@ -72,6 +72,11 @@ def test_a_reply_that_is_no_listing(reply: bytes, kind: type[CacheFSError]) -> N
         parse_listing(reply)
 
 
+def test_a_page_of_tags_alone_is_refused_before_its_tree_is_built() -> None:
+    with pytest.raises(OriginError, match="more than 400000 tags"):
+        parse_listing(listing("<a/>" * 400_000))
+
+
 def test_metadata() -> None:
     headers = {"content-length": "3", "etag": '"0x8D1"', "last-modified": DATE}
     found = parse_stat(Head(200, headers))

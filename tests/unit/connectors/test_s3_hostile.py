@@ -278,6 +278,16 @@ def test_a_page_of_a_listing_has_a_limit(server: ScriptedS3, act: Act) -> None:
     assert server.sent_bytes < s3_http.LISTING_BYTES + IN_FLIGHT_BYTES
 
 
+@pytest.mark.parametrize("act", [act for act, _ in LISTINGS], ids=LISTING_IDS)
+def test_a_page_of_tags_alone_is_refused_before_its_tree_is_built(
+    server: ScriptedS3, act: Act
+) -> None:
+    body = b"<ListBucketResult>" + b"<a/>" * (3 << 20) + b"</ListBucketResult>"
+    server.script = lambda _request: Answer(200, body)
+    with pytest.raises(errors.OriginError, match="more than 400000 tags"):
+        act(connector(server))
+
+
 def test_a_region_that_is_none_is_not_taken(server: ScriptedS3) -> None:
     odd = {"x-amz-bucket-region": "no region, " + "x" * 2000}
     server.script = lambda request: (
