@@ -200,6 +200,8 @@ def provision(claim: Object, storage_class: Object) -> Given | Refused:
     """Returns the volume of a claim, as its class and its annotations describe it."""
     try:
         _check_claim(claim)
+        if storage_class.get("provisioner") != DRIVER:  # a claim's author writes its annotations
+            raise BadConfig("the StorageClass of the claim is of another driver")
         return _given(claim, storage_class)
     except BadConfig as err:
         return Refused(err.one_line())

@@ -53,6 +53,14 @@ def test_the_driver_takes_the_volumes() -> None:
     )
 
 
+def test_a_class_of_another_driver_does_not_count() -> None:
+    """Its parameters may have names of ours, and the annotation that chooses us is the claim's."""
+    other = storage_class(path="/ml/data", confine="false") | {"provisioner": "disks.example.com"}
+    assert (
+        refused(provision(claim(), other)) == "the StorageClass of the claim is of another driver"
+    )
+
+
 @pytest.mark.parametrize(
     "path", ["/other/data", "/", "/mlx", "/ml/../other", "ml/data", "/ml/\n", ""]
 )
