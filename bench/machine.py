@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -73,10 +74,12 @@ def describe() -> str:
     meminfo = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     memory_gib = int(meminfo[1]) / MIB if meminfo else 0
     system = re.search(r'PRETTY_NAME="(.*)"', Path("/etc/os-release").read_text())
+    whose = "the distribution's" if sys.base_prefix == "/usr" else "another build"
     return (
         f"{os.cpu_count()} CPUs ({model[1] if model else platform.machine()}), "
         f"{memory_gib:.0f} GiB of memory, Linux {platform.release().split('-')[0]}, "
-        f"{system[1] if system else 'unknown system'}, Python {platform.python_version()}; "
+        f"{system[1] if system else 'unknown system'}, Python {platform.python_version()} "
+        f"({whose}); "
         "origin, caches and all processes share these CPUs; data and caches on tmpfs"
     )
 

@@ -28,7 +28,8 @@ LIMIT_S = 30.0
 BODY = bytes(range(256)) * 4096  # 1 MiB
 ETAG = '"right"'
 BROKEN = (
-    http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError
+    http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError,
+    ssl.SSLEOFError, ssl.SSLZeroReturnError,
 )  # fmt: skip
 
 
@@ -327,7 +328,8 @@ def test_another_certificate_is_shown_to_whom_connects(
             get(client)
         client.close()
         proxy.present(authority.certificate, ssl.TLSVersion.TLSv1_1)
-        with pytest.raises(ssl.SSLError, match="protocol version"):
+        # Which of the two depends on the least version that the build of Python offers.
+        with pytest.raises(ssl.SSLError, match="protocol version|legacy sigalg"):
             get(client)
         client.close()
         seen = proxy.counters()
