@@ -21,6 +21,7 @@ LINT: dict[str, list[str]] = {
     "format": [str(BIN / "ruff"), "format", "--check", "--quiet", "."],
     "lint": [str(BIN / "ruff"), "check", "--quiet", "."],
     "types": [str(BIN / "mypy")],
+    "names": [str(BIN / "mypy"), "--config-file", "tests/mypy.ini"],
     "imports": [str(BIN / "lint-imports"), "--no-logo"],
     "docs": [PYTHON, "scripts/check_docs.py"],
 }

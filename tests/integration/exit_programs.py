@@ -51,7 +51,15 @@ def all_left_open(tree: Tree, folder: str, home: str) -> None:
     cycle: list[Any] = [tree.open("big")]
     cycle[0].pread(10, 1 << 20)
     cycle.append(cycle)
-    kept = [tree.open_batch(WARM), tree.open("a/0").view(), manifest, turn, text, half, cycle]
+    kept = [  # type: ignore[name-defined]  # until the exit
+        tree.open_batch(WARM),
+        tree.open("a/0").view(),
+        manifest,
+        turn,
+        text,
+        half,
+        cycle,
+    ]
     say("ready")
 
 

@@ -179,8 +179,8 @@ def test_tokens_at_a_workers_door(cluster: Cluster, bucket: Bucket) -> None:
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)
     url = cluster.workers[0].url
-    for data in cluster.root.glob("node0/tier/files/*/*"):
-        path = f"{c.DATA_PATH}/{data.name}?first=0&end=1&have=1"
+    for file in cluster.root.glob("node0/tier/files/*/*"):
+        path = f"{c.DATA_PATH}/{file.name}?first=0&end=1&have=1"
         assert Caller(url, ALL).page(path)[0] == 200
         for token in ("", "some-other-token-of-theirs", READING, TEAM, TEAM_READING):
             status, body = Caller(url, token).page(path)

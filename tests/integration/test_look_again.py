@@ -160,14 +160,14 @@ class SlowOrigin(Origin):
     def __init__(self, files: dict[bytes, bytes], held: bytes) -> None:
         super().__init__(files, page_entries=1)
         self.held = held
-        self.read, self.go_on = threading.Event(), threading.Event()
+        self.was_read, self.go_on = threading.Event(), threading.Event()
 
     def stat(self, path: bytes) -> Entry:
         try:
             return super().stat(path)
         finally:
-            if path == self.held and not self.read.is_set():
-                self.read.set()
+            if path == self.held and not self.was_read.is_set():
+                self.was_read.set()
                 self.go_on.wait(30.0)
 
 
@@ -263,7 +263,7 @@ def test_a_name_appears_beside_the_first_question_for_it(tmp_path: Path) -> None
 
     async def script(master: Master, clock: Clock) -> None:
         older = asyncio.ensure_future(master.resolve(b"/data/new"))
-        await asyncio.to_thread(origin.read.wait)
+        await asyncio.to_thread(origin.was_read.wait)
         origin.put(b"new", b"22")
         event = asyncio.ensure_future(master.mounts.look_again(b"/data", [b"new"]))
         await asyncio.sleep(0)
@@ -281,7 +281,7 @@ def test_no_reply_from_before_a_listing_is_written_after_it(tmp_path: Path, afte
     async def script(master: Master, clock: Clock) -> None:
         listed = (await inode_of(master, b"/data/d")).ino
         older = asyncio.ensure_future(size_of(master, b"/data/d/f"))
-        await asyncio.to_thread(origin.read.wait)
+        await asyncio.to_thread(origin.was_read.wait)
         origin.delete(b"d/f")
         if after:
             origin.put(b"d/f", after)
@@ -324,7 +324,7 @@ def test_no_reply_from_before_an_event_follows_the_listing_that_handled_it(
     async def script(master: Master, clock: Clock) -> None:
         listed = (await inode_of(master, b"/data/d")).ino
         older = asyncio.ensure_future(size_of(master, b"/data/d/new"))
-        await asyncio.to_thread(origin.read.wait)
+        await asyncio.to_thread(origin.was_read.wait)
         origin.put(b"d/new", b"22")
         await master.mounts.look_again(b"/data", [b"d/new"])
         clock.now += 1
@@ -346,7 +346,7 @@ def test_a_reader_of_an_unchecked_name_gets_no_reply_from_before_the_event(
 
     async def script(master: Master, clock: Clock) -> None:
         older = asyncio.ensure_future(master.resolve(b"/data/f"))
-        await asyncio.to_thread(origin.read.wait)
+        await asyncio.to_thread(origin.was_read.wait)
         origin.put(b"f", b"22")
         await master.mounts.look_again(b"/data", [b"f"])
         newer = asyncio.ensure_future(size_of(master, b"/data/f"))
@@ -363,12 +363,12 @@ def test_a_reader_that_met_another_version_gets_no_reply_from_before_it(tmp_path
     origin = SlowOrigin({b"f": b"1"}, held=b"f")
 
     async def script(master: Master, clock: Clock) -> None:
-        origin.read.set()  # holds nothing back yet
+        origin.was_read.set()  # holds nothing back yet
         opened = await inode_of(master, b"/data/f")
         clock.now += 3601
-        origin.read.clear()
+        origin.was_read.clear()
         older = asyncio.ensure_future(master.resolve(b"/data/f"))
-        await asyncio.to_thread(origin.read.wait)
+        await asyncio.to_thread(origin.was_read.wait)
         origin.put(b"f", b"22")
         report = asyncio.ensure_future(master.report_changed(opened.ino))
         await asyncio.sleep(0)
@@ -412,7 +412,7 @@ def test_a_path_whose_directory_is_removed_meanwhile_is_resolved_again(tmp_path:
     async def script(master: Master, clock: Clock) -> None:
         await inode_of(master, b"/data/d")
         size = asyncio.ensure_future(size_of(master, b"/data/d/f"))
-        await asyncio.to_thread(origin.read.wait)
+        await asyncio.to_thread(origin.was_read.wait)
         origin.delete(b"d/f")
         await master.mounts.look_again(b"/data", [b"d"])
         origin.go_on.set()

@@ -72,7 +72,7 @@ class World:
             case 3:
                 await self.size_of(name)
             case 4:
-                await self.list(name.rpartition(b"/")[0])
+                await self.list_names(name.rpartition(b"/")[0])
             case _:
                 await self.feed.deliver(self.master, self.chance.randint(1, 3))
 
@@ -80,7 +80,7 @@ class World:
         found = (await self.master.resolve(b"data/" + name)).inode
         return None if found is None else found.size
 
-    async def list(self, directory: bytes) -> None:
+    async def list_names(self, directory: bytes) -> None:
         for _ in range(2):  # as the kernel does: a directory that has just ended is looked up again
             found = (await self.master.resolve(b"data/" + directory)).inode
             if found is None:

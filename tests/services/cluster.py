@@ -11,7 +11,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -155,7 +155,7 @@ class Cluster:
         """Before `start`: a silent worker is lost after 5 s, for tests that wait for that."""
         self.master.command += ["--lost-after", "5s"]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec
@@ -137,7 +137,7 @@ class PodNode:
         self.agents: list[AgentPod] = []
         self.mountpoints: list[Path] = []
 
-    def __enter__(self) -> PodNode:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

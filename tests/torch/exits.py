@@ -21,7 +21,7 @@ def main() -> None:
     )
     turn = iter(loader)
     assert len(next(turn)) == 3
-    kept = turn
+    kept = turn  # type: ignore[name-defined]  # until the exit
     print("ready", flush=True)
 
 

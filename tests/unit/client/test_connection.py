@@ -258,7 +258,7 @@ def test_dialling_again_uses_what_was_injected(node: FakeNode, tmp_path: Path) -
         tries.append(1)
         if len(tries) < 3:
             raise Unreachable("not yet")
-        return node.socket()
+        return node.session_socket()
 
     async def test(conn: Connection) -> None:
         node.cut()

@@ -18,6 +18,7 @@ from connectors.meter import Meter
 from connectors.page_replies import AHEAD_LIMIT_S, PageReplies
 from connectors.pages import closing
 from connectors.s3.connector import S3Connector
+from connectors.s3.http import S3Http
 from tests.services.processes import wait_until
 from tests.unit.connectors.raw_http import Came, RawServer, answer, content, get
 from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, error, listing
@@ -196,6 +197,7 @@ def source_and_replies(
 ) -> Iterator[tuple[PageReplies, Clock, list[errors.CacheFSError]]]:
     """Replies to a bucket's listing, and errors that its next requests raise."""
     found: S3Connector = connector(server)
+    assert isinstance(found._http, S3Http)
     clock, raised = Clock(), list[errors.CacheFSError]()
     http = found._http
 

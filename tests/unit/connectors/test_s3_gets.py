@@ -80,8 +80,8 @@ def test_listings_and_heads_are_signed_as_botocore_signs(server: ScriptedS3) -> 
     server.script = lambda _request: Answer()
     for text in ODD_KEYS + ["".join(rng.choices(ODD + "abc/", k=20)) for _ in range(20)]:
         requests = http.requests()
-        for request in (requests.list(text, text + "==", 1), requests.stat(text)):
-            http.send(request, "path").close()
+        for sent in (requests.list(text, text + "==", 1), requests.stat(text)):
+            http.send(sent, "path").close()
     assert {request.method for request in server.requests} == {"GET", "HEAD"}
     for request in server.requests:
         ours = _fields(request.headers["authorization"])

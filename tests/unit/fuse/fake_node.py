@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId
 MTIME_NS = 1_700_000_000_500_000_000
 NAMESPACE = NamespaceId(b"fake namespace!!")
 Answer = tuple[m.Message, int | None]
+Asked = TypeVar("Asked", bound=m.Message)
 Script = Callable[[m.Message], Answer]
 _encode = msgspec.msgpack.Encoder().encode
 _NO_ANSWER = (m.Release, m.Used, m.Cancel, m.CoverChanged)
@@ -165,7 +167,7 @@ class FakeNode:
 
     # ---- what tests ask ----
 
-    def asked(self, kind: type[m.Message]) -> list[m.Message]:
+    def asked(self, kind: type[Asked]) -> list[Asked]:
         with self.changed:
             return [body for body in self.requests if isinstance(body, kind)]
 
@@ -195,7 +197,7 @@ class FakeNode:
         self.cut()
         self._directory.cleanup()
 
-    def socket(self) -> socket.socket:
+    def session_socket(self) -> socket.socket:
         """The client's end of a new session."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._start(ours)

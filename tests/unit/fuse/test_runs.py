@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_close_ends_every_wait_without_an_answer(work: Work) -> None:
     assert work.abandoned == 3
     assert work.results == []
     assert work.runs.alive == set()
-    assert all(run.coroutine.cr_frame is None for run in runs)
+    assert {inspect.getcoroutinestate(run.coroutine) for run in runs} == {inspect.CORO_CLOSED}
     work.runs.close()
 
 

@@ -151,7 +151,7 @@ def test_a_tree_is_pickled_without_its_connections() -> None:
 
 def test_an_unknown_attribute_of_the_package() -> None:
     with pytest.raises(AttributeError):
-        cachefs.nothing  # noqa: B018
+        cachefs.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_the_mount_points_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,13 +313,14 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
             else:
                 act(loading.handle(PollAnswered(Worked("run", fresh, dict(running))), now))
         elif begun:
-            one = begun.pop(rng.randrange(len(begun)))
-            if isinstance(one, Check):
-                act(loading.handle(Checked(one.id, []), now))
+            ended = begun.pop(rng.randrange(len(begun)))
+            if isinstance(ended, Check):
+                act(loading.handle(Checked(ended.id, []), now))
             else:
                 if rng.random() < 0.5:
-                    act(loading.handle(FileFetched(one.id, one.place), now))
-                act(loading.handle(FileEnded(one.id, one.place, one.file.origin.size), now))
+                    act(loading.handle(FileFetched(ended.id, ended.place), now))
+                size = ended.file.origin.size
+                act(loading.handle(FileEnded(ended.id, ended.place, size), now))
         else:
             act(loading.handle(WakeDue(), now))
         loading.check_invariants()

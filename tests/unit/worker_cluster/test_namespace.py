@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -207,6 +207,7 @@ def test_a_lost_position_forgets_everything_and_says_so() -> None:
     async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
         await it.lookup(2, b"a")
         stream = it.events(-1)
+        assert isinstance(stream, AsyncGenerator)
         event = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         master.tree[2, b"a"] = file(9)
