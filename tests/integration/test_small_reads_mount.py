@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,9 @@ def test_small_files_come_once_with_few_connections(
     assert read_all(mounted, files, rng) == []
     seen = proxy.counters()
     assert seen.object_bytes == sum(map(len, files.values()))
-    assert seen.requests["GET"] - before.requests["GET"] == FILES - 1
+    asked = seen.requests_by_key - before.requests_by_key
+    del asked[""]  # a busy machine takes so long that directories are listed again
+    assert asked == Counter(files.keys() - {first}), "each file is asked for once"
     # Those of the threads before anything was learned, and those of the one.
     assert seen.connections - before.connections <= READERS + AT_ONCE, "they are kept"
     cache = node.status(mounted)["cache"]

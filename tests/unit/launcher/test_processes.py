@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -187,9 +188,17 @@ def test_junk_instead_of_an_answer(launcher: Launcher) -> None:
 
 
 def test_a_child_that_hangs_is_ended(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "SERVER_START_S", 0.5)
+    spawn, pid_file = processes._spawn, launcher.home / "pid-hang"
+
+    def spawn_and_let_it_run(*arguments: Any) -> subprocess.Popen[bytes]:
+        process = spawn(*arguments)
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", "the child runs")
+        return process
+
+    monkeypatch.setattr(processes, "_spawn", spawn_and_let_it_run)
+    monkeypatch.setattr(processes, "SERVER_START_S", 0.05)
     with pytest.raises(errors.DeadlineExceeded):
-        launcher.start("hang", origin_deadline_s=0.5)
+        launcher.start("hang", origin_deadline_s=0.05)
     assert ended(launcher.pid("hang"))
 
 

@@ -11,7 +11,7 @@ ENDING = """
 import asyncio, logging, sys, threading
 from cachefs.launcher import serving
 
-serving.TELL_S, serving.END_S = 0.05, {end_s}
+serving.TELL_S, serving.END_S = {tell_s}, {end_s}
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
 
 async def waits_for_nothing() -> None:
@@ -26,14 +26,14 @@ serving.quit_now(0)
 """
 
 
-def ending(end: str, end_s: float) -> subprocess.CompletedProcess[str]:
-    script = ENDING.format(end=end, end_s=end_s)
+def ending(end: str, tell_s: float, end_s: float) -> subprocess.CompletedProcess[str]:
+    script = ENDING.format(end=end, tell_s=tell_s, end_s=end_s)
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_an_end_that_does_not_come_is_explained_and_comes() -> None:
-    done = ending("await asyncio.create_task(waits_for_nothing())", 0.5)
+    done = ending("await asyncio.create_task(waits_for_nothing())", 0.05, 2.0)
     assert done.returncode == 1, done.stderr
     assert "WARNING not ended yet: <coroutine object waits_for_nothing" in done.stdout
     assert "at waits_for_nothing:" in done.stdout
@@ -41,11 +41,11 @@ def test_an_end_that_does_not_come_is_explained_and_comes() -> None:
 
 
 def test_a_thread_that_keeps_the_loop_is_shown() -> None:
-    done = ending("threading.Event().wait()", 0.5)
+    done = ending("threading.Event().wait()", 0.05, 0.5)
     assert done.returncode == 1, done.stderr
     assert "in end" in done.stdout
 
 
 def test_an_end_that_comes_says_nothing() -> None:
-    done = ending("await asyncio.sleep(0)", LIMIT_S)
+    done = ending("await asyncio.sleep(0)", LIMIT_S, LIMIT_S)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
