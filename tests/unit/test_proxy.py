@@ -329,7 +329,7 @@ def test_another_certificate_is_shown_to_whom_connects(
         client.close()
         proxy.present(authority.certificate, ssl.TLSVersion.TLSv1_1)
         # Which of the two depends on the least version that the build of Python offers.
-        with pytest.raises(ssl.SSLError, match="protocol version|legacy sigalg"):
+        with pytest.raises(ssl.SSLError, match=r"protocol version|legacy sigalg"):
             get(client)
         client.close()
         seen = proxy.counters()
