@@ -395,7 +395,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         Type.SWITCH,
         False,
         "Inline volumes show only data below the namespace of their pod.",
-        commands=DRIVER,
+        commands=(*DRIVER, *OPERATOR),
     ),
     Setting(
         "replica_name",

@@ -91,7 +91,8 @@ class DatasetHandler:
             case steps.LookAtObjects():
                 return dataset, _with(seen, objects=await self._objects(dataset))
             case steps.LookAtPods():
-                return dataset, _with(seen, users=await users(self._api, dataset.path))
+                found = await users(self._api, dataset.path, is_confined=self._rules.confine)
+                return dataset, _with(seen, users=found)
             case steps.SetPolicy(is_changed=True):
                 await self._reporter.report([events.of_policies(dataset)])
         try:

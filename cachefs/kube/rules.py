@@ -20,10 +20,11 @@ _WEBHOOK: Final = "webhook:"
 
 class Rules(msgspec.Struct, frozen=True):
     """The rules. `own_profiles`: only the profile, and the credential, with the name of the
-    Dataset's namespace."""
+    Dataset's namespace. `confine`: inline volumes show only data of their pod's namespace."""
 
     file_sources: bool = False
     own_profiles: bool = False
+    confine: bool = False
 
     def check(self, spec: Spec, namespace: str) -> None:
         """Raises BadConfig for a spec that these rules do not allow."""

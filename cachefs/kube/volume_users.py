@@ -25,12 +25,12 @@ SLACK_S: Final = 5.0  # for the unmount itself
 EVERYTHING: Final = ""  # as a path: every volume of the driver shows something below it
 
 
-async def users(api: KubeApi, path: str) -> tuple[str, ...]:
+async def users(api: KubeApi, path: str, *, is_confined: bool = False) -> tuple[str, ...]:
     """Returns NAMESPACE/NAME of the pods, of all namespaces, that run with a volume of a path of
-    the cluster or of something below it. Raises as KubeApi."""
+    the cluster or of something below it. `is_confined`: as of `users_of`. Raises as KubeApi."""
     volumes = [one async for one in api.list("PersistentVolume")]
     pods = [one async for one in api.list("Pod")]
-    return users_of(path, claims_of(path, volumes), pods)
+    return users_of(path, claims_of(path, volumes), pods, is_confined=is_confined)
 
 
 async def check(

@@ -370,20 +370,28 @@ def _is_below(shown: str, path: str) -> bool:
     return f"/{parts}/".startswith(f"{path}/")
 
 
-def users_of(path: str, claims: set[Key], pods: Iterable[Object]) -> tuple[str, ...]:
+def users_of(
+    path: str, claims: set[Key], pods: Iterable[Object], *, is_confined: bool = False
+) -> tuple[str, ...]:
     """Returns NAMESPACE/NAME of the pods that run with a volume of a path. A pod that was not
-    scheduled, or has ended, has none."""
+    scheduled, or has ended, has none. `is_confined`: `cachefs csi --confine` runs on the nodes."""
     used = [
         "/".join(key_of(pod))
         for pod in pods
         if (pod.get("spec") or {}).get("nodeName")
         and (pod.get("status") or {}).get("phase") not in _ENDED
-        and any(_uses(pod, volume, path, claims) for volume in pod["spec"].get("volumes") or ())
+        and any(_uses(pod, volume, path, claims, is_confined) for volume in _volumes_of(pod))
     ]
     return tuple(sorted(used))
 
 
-def _uses(pod: Object, volume: Mapping[str, Any], path: str, claims: set[Key]) -> bool:
+def _volumes_of(pod: Object) -> Iterable[Mapping[str, Any]]:
+    return pod["spec"].get("volumes") or ()
+
+
+def _uses(
+    pod: Object, volume: Mapping[str, Any], path: str, claims: set[Key], is_confined: bool
+) -> bool:
     namespace, name = key_of(pod)
     claim = volume.get("persistentVolumeClaim") or {}
     if claim:
@@ -394,4 +402,5 @@ def _uses(pod: Object, volume: Mapping[str, Any], path: str, claims: set[Key]) -
     attributes = csi.get("volumeAttributes") or {}
     shown = attributes.get("path", "")
     below = f"/{namespace}/{shown}"  # as `namespaced`, or `cachefs csi --confine`, shows it
-    return csi.get("driver") == DRIVER and (_is_below(shown, path) or _is_below(below, path))
+    found = _is_below(below, path) or (not is_confined and _is_below(shown, path))
+    return csi.get("driver") == DRIVER and found

@@ -46,7 +46,9 @@ def plan(chosen: Config, *, as_json: bool = False) -> OperatorSpec:
         namespace=chosen.text("lease_namespace"),
         security=clusters.security(chosen, master),
         rules=Rules(
-            file_sources=chosen.switch("file_sources"), own_profiles=chosen.switch("own_profiles")
+            file_sources=chosen.switch("file_sources"),
+            own_profiles=chosen.switch("own_profiles"),
+            confine=chosen.switch("confine"),
         ),
         metrics=chosen.text("node_metrics"),
         log_level=chosen.text("log_level"),

@@ -28,13 +28,14 @@ def test_the_flags_become_the_spec(tmp_path: Path) -> None:
             lease_namespace="cachefs",
             file_sources=True,
             own_profiles=True,
+            confine=True,
             node_metrics="unix:/run/m.sock",
             log_format="json",
         )
     )
     assert (spec.master, spec.address) == ("http://cachefs-master:1", "cachefs-master:1")
     assert (spec.name, spec.namespace, spec.metrics) == ("pod-1", "cachefs", "unix:/run/m.sock")
-    assert spec.rules == Rules(file_sources=True, own_profiles=True)
+    assert spec.rules == Rules(file_sources=True, own_profiles=True, confine=True)
     assert spec.log_json
 
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachefs.core.jobs import JobState
 from cachefs.core.policies import Policy
-from cachefs.kube.names import FINALIZER
+from cachefs.kube.names import DRIVER, FINALIZER
+from cachefs.kube.rules import Rules
 from cachefs.kube.status import Phase, Type
+from tests.unit.kube.things import pod
 from tests.unit.kube.worlds import Controller, Killed, World
 
 NAMES = st.sampled_from(["one", "two"])
@@ -138,6 +141,24 @@ def test_policies_that_were_changed_by_hand_are_set_back_and_told() -> None:
         await controller.settle()
         check(world)
         assert [one["reason"] for one in world.events][2:] == ["PoliciesSetBack"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("confine", [False, True])
+def test_a_pod_of_another_namespace_keeps_a_dataset_that_it_can_read(confine: bool) -> None:
+    """Where the driver confines inline volumes, it cannot."""
+
+    async def run() -> None:
+        world, controller = run_one({"source": "s3://b/p"})
+        await controller.settle()
+        data = {"csi": {"driver": DRIVER, "volumeAttributes": {"path": "/ml/one"}}}
+        made = pod(nodeName="node", volumes=[{"name": "data", **data}])
+        made["metadata"]["namespace"] = "other"
+        world.objects["Pod", ("other", "p")] = made
+        world.remove("Dataset", ("ml", "one"))
+        await Controller(world, Rules(confine=confine)).settle()
+        assert (not world.sources) == confine
 
     asyncio.run(run())
 

@@ -168,6 +168,17 @@ def test_users_of_a_path_are_pods_that_run_with_it() -> None:
     )  # fmt: skip
 
 
+def test_a_confined_volume_that_names_a_path_of_others_does_not_use_it() -> None:
+    """Such a pod never starts. It must not keep the Dataset of another namespace from its end."""
+    pods = [
+        running("other", inline("/team/one")),
+        running("own", inline("/one")),
+    ]
+    assert volumes.users_of("/team/one", set(), pods) == ("ml/other",)
+    assert volumes.users_of("/team/one", set(), pods, is_confined=True) == ()
+    assert volumes.users_of("/ml/one", set(), pods, is_confined=True) == ("ml/own",)
+
+
 def test_left_over_objects_are_those_with_our_label() -> None:
     dataset = parsed()
     own = volumes.claim_of(dataset)

@@ -23,6 +23,7 @@ from cachefs.kube.steps import Attached, Measured
 from tests.unit.kube.things import MASTER, job
 
 URL = "http://m:1"
+RULES = Rules()
 MOST_TURNS = 60
 
 
@@ -241,14 +242,14 @@ def _runs(one: a.Job, path: str) -> bool:
 class Controller:
     """One process of the controller, which handles all Datasets in turn."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, rules: Rules = RULES) -> None:
         api: Any = Api(world)
         calls: Any = Calls(world)
         self._world = world
         self._known = Datasets()
         self.view = MasterView(calls, lambda _: None)
         self._handler = DatasetHandler(
-            api, calls, self.view, Rules(), MASTER, self._keep, self._drop, lambda: 1e9
+            api, calls, self.view, rules, MASTER, self._keep, self._drop, lambda: 1e9
         )
 
     def _keep(self, dataset: Dataset) -> None:
