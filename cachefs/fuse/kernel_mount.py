@@ -65,7 +65,7 @@ class KernelMountServer:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
             if client.covers is not None:
-                client.covers.mount.device = device
+                client.covers.mounted(device)
                 if client.spec.successor:
                     client.covers.distrusted()
             nursery.start_soon(self._report)

@@ -60,6 +60,9 @@ class Covers:
         self._is_ending = False
         self._touches = 0  # to do
         self._server: Server
+        self._is_mounted = trio.Event()
+        if mount.device:
+            self._is_mounted.set()
 
     # ---- sessions ----
 
@@ -76,6 +79,12 @@ class Covers:
                 server.report(m.CoverChanged(view, covered=True))
             else:
                 self._put(RemoveOrder(view))
+
+    def mounted(self, device: str) -> None:
+        """Notes that the mount is there, and its device. Orders wait for it: the server gives some
+        as soon as the client has connected."""
+        self.mount.device = device
+        self._is_mounted.set()
 
     def distrusted(self) -> None:
         """Notes that the kernel distrusts all names. It removes a cover below the root of the mount
@@ -125,6 +134,7 @@ class Covers:
         """Executes orders and watches the covers, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
+            await self._is_mounted.wait()
             while True:
                 await self._ordered.wait()
                 self._ordered = trio.Event()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from cachefs.core import messages as m
 from cachefs.core.errors import Stale
@@ -27,10 +28,10 @@ NAMESPACE = NamespaceId(b"n" * 16)
 
 
 class MountInMemory(CoveredMount):
-    """Stands for the kernel. Every call waits for `gate`."""
+    """Stands for the kernel. Every call waits for `gate`. `device` "": nothing is mounted yet."""
 
-    def __init__(self) -> None:
-        super().__init__("/mnt", "0:50", CoverRecords(Path("/nowhere/covers")))
+    def __init__(self, device: str = "0:50") -> None:
+        super().__init__("/mnt", device, CoverRecords(Path("/nowhere/covers")))
         self.covers: dict[int, Mount] = {}
         self.gate = threading.Event()
         self.gate.set()
@@ -54,6 +55,7 @@ class MountInMemory(CoveredMount):
     ) -> None:
         os.close(tree)
         assert self.gate.wait(10)
+        assert self.device
         if self.refusal is not None:
             raise self.refusal
         where = os.path.join("/mnt", os.fsdecode(place.inside)).rstrip("/")
@@ -321,6 +323,28 @@ def test_a_cover_that_the_kernel_removes_at_a_lookup_is_reported_at_once() -> No
         assert rig.covers._missing == {}
 
     run(check)
+
+
+def test_orders_wait_until_the_mount_is_there() -> None:
+    """The server gives them as soon as the client has attached, which mounts after that."""
+
+    async def main() -> None:
+        mount, server = MountInMemory(device=""), Heard()
+        covers = Covers(mount, b"", lambda: None)
+        covers.greeted(server)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(covers.run)
+            covers.cover(m.Cover(7, NAMESPACE, 5, b"train"), os.open("/", os.O_PATH))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert server.said == []
+            covers.mounted("0:50")
+            with trio.fail_after(10):
+                while not server.said:
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        assert server.pairs() == [(7, True)]
+
+    trio.run(main)
 
 
 def test_a_tree_that_the_mount_does_not_show_is_refused(tmp_path: Path) -> None:
