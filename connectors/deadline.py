@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 NEVER_S: Final = float("inf")
@@ -18,6 +18,7 @@ LEAST_BYTES_PER_S: Final = 64 << 10  # a slower body times out
 
 class _OfThread(threading.local):
     until_s = NEVER_S
+    is_futile: Callable[[], bool] | None = None
 
 
 _current: Final = _OfThread()
@@ -33,6 +34,22 @@ def bounded(until_s: float) -> Iterator[None]:
         yield
     finally:
         _current.until_s = before_s
+
+
+@contextlib.contextmanager
+def futile_when(is_futile: Callable[[], bool]) -> Iterator[None]:
+    """Sets a function of this thread in the block: once it returns True, a failed request is not
+    repeated, because the caller has another source."""
+    before, _current.is_futile = _current.is_futile, is_futile
+    try:
+        yield
+    finally:
+        _current.is_futile = before
+
+
+def is_futile() -> bool:
+    """Returns whether a failed request of the current thread is not to be repeated."""
+    return _current.is_futile is not None and _current.is_futile()
 
 
 def until() -> float:

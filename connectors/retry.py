@@ -25,7 +25,7 @@ from typing import Final, NoReturn, TypeVar
 from cachefs.core.errors import AlreadyExists, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
-from connectors.deadline import until
+from connectors.deadline import is_futile, until
 from connectors.decorator import Decorator
 from connectors.writing import WRITES, Expectation, writer_of
 
@@ -104,7 +104,7 @@ class Retry(Decorator):
                 return own(error)
             except CacheFSError as error:
                 wait_s = pause_s(attempt, self._rng())
-                if not error.retryable or self._clock() + wait_s >= ends:
+                if not error.retryable or self._clock() + wait_s >= ends or is_futile():
                     raise
             self._sleep(wait_s)
             attempt += 1

@@ -51,6 +51,7 @@ from worker.views.views import Views
 
 log = logging.getLogger("cachefs.node")
 
+TRY_LIMIT_S: Final = 5.0  # of a request over a way that was cut
 WORK_S: Final = 10.0  # the timeout of the master's reply about load tasks, beyond its long poll
 
 AskPeer = Callable[[str, c.Have | c.Offer | c.Drop], Awaitable[c.Answer]]
@@ -92,6 +93,7 @@ class Node:
         self._remember = remember
         self._listen = parse_address(spec.listen, 0)
         self._tasks = Tasks()
+        self._is_trying = False  # whether a way that is cut is there again
         self.server: NodeServer
         self._cache: Cache
         self._source: ClusterSource
@@ -141,6 +143,7 @@ class Node:
             OriginSource(self._sources.connector),
             refresh=in_loop(asyncio.get_running_loop(), self._refresh),
             reach=self._reach,
+            on_detour=self._try_origin,
             headers=self._proof.headers,
             ssl_context=self._proof.peers_ssl,
             presents_to=self._proof.presents_to,
@@ -284,6 +287,18 @@ class Node:
 
     def _reach(self, origin: Origin) -> Reach:
         return self._sources.reach(origin.ufs)
+
+    def _try_origin(self, origin: Origin) -> None:
+        """Starts a request over a way that is cut, now and then, one at a time."""
+        if not self._is_trying and self._reach(origin).may_try(time.monotonic()):
+            self._is_trying = True
+            self._tasks.start(self._tried(origin))
+
+    async def _tried(self, origin: Origin) -> None:
+        try:
+            await asyncio.to_thread(self._source.try_origin, origin, TRY_LIMIT_S)
+        finally:
+            self._is_trying = False
 
     async def _locate(self, namespace: NamespaceId, ino: int) -> Origin:
         return await self._sources.service(namespace).locate(ino)

@@ -107,6 +107,94 @@ def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
             cluster.workers[number].umount(mount)
 
 
+def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    """Nobody has cached what they read, and nobody else reads: the next in rank reads the origin
+    once for them. The owner reads it itself when it can again."""
+    files = some_files(60, "before") | some_files(60, "after")
+    bucket.fill(files)
+    with (
+        Networks(NODES + 1) as networks,
+        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
+        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
+    ):
+        cluster.start(NODES, "--origin-deadline", "16s", size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
+        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+        cluster.wait_until_settled()
+        owned = owned_by(cluster, mounts[0] / "before")
+        later = owned_by(cluster, mounts[0] / "after")
+        cut = max(range(NODES), key=lambda n: len(owned[n]))
+        assert sorted((mounts[cut] / "before").iterdir())
+        assert sorted((mounts[cut] / "after").iterdir())
+        networks.cut_from_here(cut + 1)
+        proxy.reset()
+
+        found, took_s = timed_reads([mounts[cut] / name for name in owned[cut]])
+        print(f"longest {max(took_s):.2f} s, then {sorted(took_s)[-2]:.2f} s")
+        assert found == [digest(files[name]) for name in owned[cut]]
+        assert max(took_s) < NOTICED_S
+        assert sorted(took_s)[-2] < SOON_S, "it is noticed once"
+        asked = proxy.counters().requests_by_key
+        assert {asked[name] for name in owned[cut]} == {1}, "who stands in reads for them"
+        brought = [status_of(cluster, n)["serving"]["brought"] for n in range(NODES)]
+        assert sum(brought) >= len(owned[cut])
+        assert brought[cut] == 0
+
+        networks.heal()
+        unread = iter([mounts[cut] / name for name in later[cut]])
+
+        def is_back() -> bool:
+            served = [status_of(cluster, n)["serving"]["brought"] for n in range(NODES)]
+            next(unread).read_bytes()
+            return served == [status_of(cluster, n)["serving"]["brought"] for n in range(NODES)]
+
+        wait_until(is_back, "the owner reads the origin itself", 15.0)
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
+
+
+def test_two_that_are_cut_off_do_not_wait_for_each_other(tmp_path: Path, bucket: Bucket) -> None:
+    """The origin is read by the one that is left, for the others too, or by nobody: then each read
+    ends at its deadline, and not later."""
+    files = some_files(40, "f")
+    bucket.fill(files)
+    with (
+        Networks(NODES + 1) as networks,
+        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
+        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
+    ):
+        cluster.start(2, "--origin-deadline", f"{DEADLINE_S:g}s", size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
+        mounts = [cluster.mount(n, "/data") for n in range(2)]
+        cluster.wait_until_settled()
+        assert [len(list(mount.rglob("*"))) for mount in mounts] == 2 * [41]
+        for number in (1, 2):
+            networks.cut_from_here(number)
+
+        def read(path: Path) -> tuple[int, float]:
+            began, code = time.monotonic(), 0
+            try:
+                path.read_bytes()
+            except OSError as err:
+                code = err.errno or 0
+            return code, time.monotonic() - began
+
+        for part in (sorted(files)[:20], sorted(files)[20:]):
+            paths = [mount / name for mount in mounts for name in part]
+            with concurrent.futures.ThreadPoolExecutor(len(paths)) as pool:
+                found = list(pool.map(read, paths))
+            waits_s = [waited_s for _, waited_s in found]
+            print(f"waits {min(waits_s):.2f} to {max(waits_s):.2f} s")
+            assert {code for code, _ in found} == {errno.EIO}
+            assert max(waits_s) < DEADLINE_S + 2.0
+        networks.heal()
+        wait_until(lambda: read(mounts[0] / "f/000")[0] == 0, "it is read again", 20.0)
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
+
+
 def test_a_load_brings_what_its_owner_cannot(tmp_path: Path, bucket: Bucket) -> None:
     """The next in rank has it then, and readers are told so by the owner."""
     files = some_files(30, "f")

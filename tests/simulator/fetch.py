@@ -10,6 +10,7 @@ from cachefs.core.errors import CacheFSError, Unreachable
 from tests.simulator.network import Call
 from tests.simulator.origin import BAD, File, Page
 from worker.fill.source import NotHere, Purpose
+from worker.migration import events as mv
 from worker.peers.source_selection import (
     Action,
     Answer,
@@ -89,6 +90,7 @@ class Fetch:
         *,
         on_page: Heard,
         on_end: Ended,
+        on_cut_off: Callable[[], None],
     ) -> None:
         self._node = node
         self._file = file
@@ -97,6 +99,7 @@ class Fetch:
         self._purpose = purpose
         self._on_page = on_page
         self._on_end = on_end
+        self._on_cut_off = on_cut_off
         self._calls: dict[Candidate, Call] = {}
         self.waits_for: dict[Candidate, Fetch] = {}  # what is on its way to who was asked for it
         self._started_s = node.process.now_s
@@ -202,7 +205,8 @@ class Fetch:
             file.key, file.ino, self._first, self._end, candidate.epoch, candidate.way, replicas,
             self, candidate,
         )  # fmt: skip
-        assert candidate.way is RequestMode.HAVE or self._purpose is Purpose.READ, (
+        asks = self._purpose in (Purpose.READ, Purpose.CUT_OFF)
+        assert candidate.way is RequestMode.HAVE or asks, (
             "who brings something for a peer waits for another peer"
         )
 
@@ -278,6 +282,10 @@ class Fetch:
             return self._finish(None)
         if self._node.process.now_s + ORIGIN_PAUSE_S >= self._until_s:
             return self._finish(Unreachable("the origin is not there"))
+        block = self._first // mv.BLOCK_PAGES
+        if self._purpose is Purpose.SERVE and self._node.is_cut_off(self._file, block):
+            self._purpose = Purpose.CUT_OFF
+            self._on_cut_off()
         self._node.process.after(ORIGIN_PAUSE_S, self._again)
 
     def _again(self) -> None:

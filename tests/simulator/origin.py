@@ -85,5 +85,14 @@ class Origin:
 
         process.after(delay_s, answer)
 
+    def try_way(self, process: Process, done: Callable[[CacheFSError | None], None]) -> None:
+        """A request whose bytes nobody keeps."""
+
+        def answer() -> None:
+            is_away = process.now_s < self.away_until_s(process.host)
+            done(Unreachable("the origin is not there") if is_away else None)
+
+        process.after(self.latency_s * (0.5 + self._random.random()), answer)
+
 
 __all__ = ["BAD", "NAMESPACE", "PAGE_BYTES", "File", "Origin", "Page", "make_file"]

@@ -87,6 +87,33 @@ def test_readers_pass_by_an_owner_that_does_not_reach_the_origin() -> None:
     assert 0 in hosts[0].disk.pages[owned[-1].key], "it fills again"
 
 
+def test_the_own_readers_of_an_owner_that_does_not_reach_the_origin_use_the_next_in_rank() -> None:
+    """Also the first one, after a second; the origin is asked once. The owner reads it itself when
+    it can again, though no peer asks it."""
+    files = [make_file(ino, 110_000) for ino in range(2, 40)]
+    world = World(5, files, calm=False, migration_bytes_per_s=1e9)
+    world.master.start()
+    hosts = [world.add(f"w{n}", 1.0, [1 << 30], "fill") for n in range(4)]
+    world.schedule.run(10.0)
+    placement = Placement(world.master.view().members)
+    owned = [file for file in files if placement.owners(file.ino, 0, 1)[0].id == hosts[0].id]
+    world.origin.cut_until_s[hosts[0].id] = 100.0
+    for file in owned[:-1]:
+        world.read(hosts[0], file, 0, 1)
+        world.schedule.run(world.schedule.now_s + 5.0)
+        next_one = placement.owners(file.ino, 0, 2)[1].id
+        assert 0 in world.hosts[next_one].disk.pages[file.key], "it was asked to fill"
+    assert (world.counts.reads, world.counts.failed) == (len(owned[:-1]), 0)
+    assert world.counts.longest_s < 3.0
+    assert {len(world.origin.reads[file.key, 0]) for file in owned[:-1]} == {1}
+    world.schedule.run(110.0)
+    world.read(hosts[0], owned[-1], 0, 1)
+    world.schedule.run(112.0)
+    served = hosts[0].served
+    assert served is not None
+    assert not served.reach.is_cut(112.0)
+
+
 def test_the_failing_seed_and_its_story_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: History) -> None:
         self.world.say("something happened")

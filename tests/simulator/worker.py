@@ -25,7 +25,7 @@ from tests.simulator.schedule import Process
 from tests.simulator.trees import Tree
 from tests.simulator.views import NodeViews
 from worker.cache.peer_reads import with_replicas
-from worker.fill.source import NotHere, Purpose
+from worker.fill.source import NO_EPOCH, NotHere, Purpose
 from worker.membership.member import is_newer
 from worker.migration import events as mv
 from worker.migration.decisions import MigrationDecisions
@@ -130,6 +130,14 @@ class Piece:
         self.fetch: Fetch
         self.left = set(range(first, end))
         self.waiters: list[Waiter] = []
+        self.peers: list[tuple[GetData, Once]] = []  # that wait for it
+
+    def cut_off(self) -> None:
+        """It may have to wait for peers from now on, so they wait for it no longer."""
+        self.epoch = NO_EPOCH
+        for data, once in self.peers:
+            data.asker.waits_for.pop(data.candidate, None)
+            once.reply(Data(Answer.CUT_OFF))
 
     def tell(self, page: int, value: Page | None, error: CacheFSError | None) -> None:
         self.left.discard(page)
@@ -344,15 +352,43 @@ class WorkerServer:
                 pieces[piece] = None
         for first, end in _runs(new):
             for part in split(first, end, PIECE_PAGES):
-                waits = self.ring.waits(file.ino, part[0] // mv.BLOCK_PAGES)
-                piece = Piece(*part, waits if purpose is Purpose.READ else None)
+                kind, waits = self._purpose(file, part[0] // mv.BLOCK_PAGES, purpose)
+                piece = Piece(*part, waits)
                 pieces[piece] = None
                 for page in range(*part):
                     self._coming[file.key, page] = piece
-                owns = purpose is Purpose.READ and waits is None
-                self._begin(piece, file, part, Purpose.SERVE if owns else purpose)
+                self._begin(piece, file, part, kind)
+                may_wait(piece)
         for piece in pieces:
             piece.waiters.append(heard)
+
+    def _purpose(self, file: File, block: int, purpose: Purpose) -> tuple[Purpose, int | None]:
+        """What a reader's request becomes, and the view by which peers may wait for it."""
+        if purpose is not Purpose.READ:
+            return purpose, None
+        if self.is_cut_off(file, block):
+            return Purpose.CUT_OFF, NO_EPOCH
+        waits = self.ring.waits(file.ino, block)
+        return (Purpose.SERVE, None) if waits is None else (purpose, waits)
+
+    def is_cut_off(self, file: File, block: int) -> bool:
+        """Does an owner's own reader ask others? Who reads so tries the way now and then."""
+        now_s = self.process.now_s
+        if not self.reach.is_cut(now_s):
+            return False
+        if not self.ring.shares(file.ino, block, self.replicas_of(file.key)):
+            return False
+        if self.reach.may_try(now_s):
+            self._try_origin()
+        return True
+
+    def _try_origin(self) -> None:
+        asked_s = self.process.now_s
+
+        def heard(error: CacheFSError | None) -> None:
+            self.reach.ended(error.code if error else "", asked_s, self.process.now_s)
+
+        self.world.origin.try_way(self.process, heard)
 
     def _begin(
         self,
@@ -371,7 +407,9 @@ class WorkerServer:
             for page in sorted(piece.left):
                 piece.tell(page, None, error or Unreachable("it ended early"))
 
-        piece.fetch = fetch = Fetch(self, file, *pages, purpose, on_page=on_page, on_end=on_end)
+        piece.fetch = fetch = Fetch(
+            self, file, *pages, purpose, on_page=on_page, on_end=on_end, on_cut_off=piece.cut_off
+        )
         self.process.after(0.0, fetch.start)
 
     def _store(self, file: File, page: int, value: Page, purpose: Purpose, piece: Piece) -> None:
@@ -519,12 +557,13 @@ class WorkerServer:
             pages = range(data.first, data.end)
             reply(Data(Answer.HAS, tuple((found[p], (data.key, p)) for p in pages), False))
 
-        may_wait = partial(self._may_wait, data)
+        may_wait = partial(self._may_wait, data, once)
         self.get(file, data.first, data.end, Purpose.SERVE, got, may_wait)
 
-    def _may_wait(self, data: GetData, piece: Piece) -> bool:
+    def _may_wait(self, data: GetData, once: Once, piece: Piece) -> bool:
         if not is_safe(data, piece):
             return False
+        piece.peers.append((data, once))
         data.asker.waits_for[data.candidate] = piece.fetch
         data.asker.check_waits()
         return True

@@ -14,7 +14,6 @@ from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import Ensured
 from worker.fill.fetch import Part, Piece
 from worker.fill.shares import part_of
-from worker.fill.source import Purpose
 
 if TYPE_CHECKING:
     from cachefs.core.pages import ByteRange
@@ -59,8 +58,7 @@ class Crowd:
 
     def _new(self, entry: Entry, span: ByteRange) -> Part:
         part = Part(entry, span, asyncio.get_running_loop().create_future())
-        if self._filler.waits_for_peers(part) is None:
-            part.purpose = Purpose.SERVE  # as of a page, see `Filler.claim`
+        part.purpose, _ = self._filler.purpose_of_read(part)  # as of a page
         part.ended = self._ended
         return part
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 GRANT_BYTES: Final = 8 << 20  # beyond what was requested: the reader sends another request for more
 ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
+LOOK_S: Final = 0.25  # between looks at a fill that a peer waits for
 FETCH_PIECES: Final = 4  # of one file at a time in the background
 # Pieces ahead of a reader in flight at once. All in flight share the line: with the whole window in
 # flight they would end together, and the line would stand still while the reader catches up.
@@ -294,15 +295,26 @@ class ReadService:
             for run in [*self._missing(entry, first, end, past=past)]:
                 self._filler.claim(entry, *run, past=past, purpose=Purpose.SERVE)
         for page in range(first, end):
-            future = entry.inflight.get(page)
-            if entry.asked_in.get(page, epoch) != epoch:
+            if not await self._came_by(entry, page, epoch):
                 if page > first:
                     return
                 raise NotHere("it is on its way here from another worker")
-            if future is not None:
-                await asyncio.shield(future)
-            elif entry.failed is not None and not self._filler.is_here(entry, page, past=past):
+            if entry.failed is not None and not self._filler.is_here(entry, page, past=past):
                 raise entry.failed
+
+    async def _came_by(self, entry: Entry, page: int, epoch: int) -> bool:
+        """Waits for the fill of a page, if there is one. Returns False if readers here wait for
+        peers by another view, also where they only begin to (`Piece.ask_peers`). Raises the error
+        of the fill."""
+        future = entry.inflight.get(page)
+        while entry.asked_in.get(page, epoch) == epoch:
+            if future is None:
+                return True
+            if future.done():
+                future.result()
+                return True
+            await asyncio.wait([future], timeout=LOOK_S)
+        return False
 
     def claim_small(self, entry: Entry, purpose: Purpose = Purpose.READ) -> None:
         """Starts to fill the missing pages of a small file."""

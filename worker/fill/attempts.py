@@ -63,6 +63,9 @@ class Attempts:
             )
             if pause is None or not piece.unsettled:
                 raise error
+            if self._supply.is_cut_off(piece):
+                self._stalls.origin_failed(piece.entry, error)
+                piece.ask_peers()
             attempt += 1
             await asyncio.sleep(pause)
 

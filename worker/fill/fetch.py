@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import ByteRange, page_span, range_bytes
-from worker.fill.source import Purpose
+from worker.fill.source import NO_EPOCH, Purpose
 from worker.fill.transfer import Transfer
 from worker.stats.by_path import url_of
 from worker.tier.entry import Entry
@@ -83,6 +83,12 @@ class Piece:
         entry = self.entry
         return not self.past and entry.failed is None and not entry.detached
 
+    def ask_peers(self) -> None:
+        """Makes the piece a `CUT_OFF`: peers that wait for its pages do so no longer, since it may
+        have to wait for them."""
+        self.purpose = Purpose.CUT_OFF
+        self.entry.asked_in.update(dict.fromkeys(self.unsettled, NO_EPOCH))
+
     def settle_all(self, error: CacheFSError | None = None) -> None:
         """Resolves the futures of all pages that have none yet."""
         for page in [*self.unsettled]:
@@ -117,6 +123,10 @@ class Part(Piece):
     @property
     def span(self) -> ByteRange:
         return self._span
+
+    def ask_peers(self) -> None:
+        """Makes the part a `CUT_OFF`. No peer waits for it."""
+        self.purpose = Purpose.CUT_OFF
 
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
         """Resolves `done` for the last page. Later calls are ignored."""

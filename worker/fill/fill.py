@@ -116,24 +116,23 @@ class Filler:
     ) -> None:
         """Starts a fill of the pages [first, end) of one block, of which none is cached or claimed.
         `room_bytes` are reserved for them already (0: none yet). `past`: bypass the tier's disk.
-        `transit`: the segment to fill, in place of the cache. A `READ` that waits for no peer
-        becomes a `SERVE`."""
+        `transit`: the segment to fill, in place of the cache. A `READ` becomes what
+        `purpose_of_read` returns."""
         piece = Piece(entry, first, end)
         piece.background, piece.cache_only, piece.whole = background, cache_only, whole
         piece.room_bytes, piece.past = room_bytes, past
         piece.segment, piece.transit = transit, transit is not None
         epoch = None
         if purpose is Purpose.READ:
-            epoch = self.waits_for_peers(piece)
-            purpose = Purpose.SERVE if epoch is None else purpose
+            purpose, epoch = self.purpose_of_read(piece)
         piece.purpose = purpose
         piece.ended = ended
         entry.claim(first, end, self._loop, epoch)
         self.start(piece)
 
-    def waits_for_peers(self, piece: Piece) -> int | None:
-        """See `Source.waits_for_peers`."""
-        return self._supply.source.waits_for_peers(piece.entry.origin, piece.offset)
+    def purpose_of_read(self, piece: Piece) -> tuple[Purpose, int | None]:
+        """See `Supply`."""
+        return self._supply.purpose_of_read(piece)
 
     def start(self, piece: Piece) -> None:
         """Starts the fill of a piece whose pages are claimed, or of a part."""

@@ -17,19 +17,22 @@ from connectors.fetch.request import RangeRequest
 
 MOST_FOUND: Final = 1000  # connectors that are remembered
 WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come from the origin in one buffer
+NO_EPOCH: Final = -2  # no view has it, see `Purpose.CUT_OFF`
 
 ConnectorFor = Callable[[NamespaceId, str], Connector]
 
 
 class Purpose(enum.Enum):
-    """The purpose of a fill, which decides its sources. Only a `READ` may wait for a peer's fill,
-    and only for a peer that precedes this node in owner order. A peer may wait for a `READ` here if
-    both use the same view. So no two nodes ever wait for each other."""
+    """The purpose of a fill, which decides its sources. A `READ` may wait for a peer's fill, but
+    only for a peer that precedes this node in owner order. A peer may wait for a `READ` here if
+    both use the same view. A `CUT_OFF` may wait for any peer, and no peer waits for it. Others wait
+    for no peer's fill. So no two nodes ever wait for each other."""
 
     READ = "read"  # for a reader of this node, now or soon; a peer may fill it
     SERVE = (
         "serve"  # for a peer, or owned by this node: never from a peer that would have to fill it
     )
+    CUT_OFF = "cut off"  # a `READ` of an owner that does not reach the origin
     MIGRATE = "migrate"  # only from peers that have it cached, never from the origin
 
 
@@ -63,8 +66,9 @@ class Source(Protocol):
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """Returns the epoch of the view by which a `READ` would wait for a peer's fill; None: it
-        would not wait. Called in the loop; never blocks. Such reads have separate threads: if they
-        shared those of this node's own fills, two nodes could wait for each other's threads."""
+        would not wait. `NO_EPOCH`: it has to be a `CUT_OFF`. Called in the loop; never blocks. Such
+        reads have separate threads: if they shared those of this node's own fills, two nodes could
+        wait for each other's threads."""
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

@@ -89,7 +89,7 @@ class Stalls:
         error = Unreachable("the origin sends nothing, or too slowly", path=path_of(piece.entry))
         transfer.cut(error)
         piece.settle_all(error)
-        self._failed(piece.entry, error)
+        self.origin_failed(piece.entry, error)
         key = self._cut[transfer] = _key(piece.entry.origin)
         self._stuck[key] += 1
         if self._stuck[key] == MOST_STUCK:
@@ -127,11 +127,12 @@ class Stalls:
     def failed(self, entry: Entry, error: CacheFSError) -> None:
         """Counts and logs the error of a fill."""
         self._context.counters.errors[error.code] += 1
-        self._failed(entry, error)
+        self.origin_failed(entry, error)
         if not isinstance(error, SourceStuck):  # logged once, for all of them
             log.warning("%s", described(entry, error))
 
-    def _failed(self, entry: Entry, error: CacheFSError) -> None:
+    def origin_failed(self, entry: Entry, error: CacheFSError) -> None:
+        """Records for the health that a request to the origin failed."""
         context = self._context
         url = url_of(entry.origin)
         context.origins.failed(url, error, context.monotonic(), context.wall())

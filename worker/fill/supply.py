@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from worker.fill.downloads import Downloads
 from worker.fill.fetch import Piece
 from worker.fill.small.reads import SmallReads
-from worker.fill.source import Purpose, Source
+from worker.fill.source import NO_EPOCH, Purpose, Source
 from worker.runtime.threads import BackgroundCalls, LoopCallbackQueue, Threads
 from worker.tier.config import WorkerConfig
 
@@ -27,9 +27,21 @@ class Supply:
     askers: Threads
     loaders: Threads
 
+    def purpose_of_read(self, piece: Piece) -> tuple[Purpose, int | None]:
+        """Returns the purpose of a piece for a reader, and the epoch of `Source.waits_for_peers`. A
+        `READ` that waits for no peer is a `SERVE`."""
+        epoch = self.source.waits_for_peers(piece.entry.origin, piece.offset)
+        if epoch is None:
+            return Purpose.SERVE, None
+        return Purpose.CUT_OFF if epoch == NO_EPOCH else Purpose.READ, epoch
+
+    def is_cut_off(self, piece: Piece) -> bool:
+        """Returns whether a fill by this node has to become a `CUT_OFF`."""
+        return piece.purpose is Purpose.SERVE and self.purpose_of_read(piece)[1] == NO_EPOCH
+
     def threads(self, piece: Piece) -> Threads | BackgroundCalls:
         """Returns the threads that fetch a piece."""
-        if piece.purpose is Purpose.READ:
+        if piece.purpose in (Purpose.READ, Purpose.CUT_OFF):
             return self.askers
         is_large = piece.end - piece.first > 1
         threads = self.loaders if is_large and self.loaders.has_room else self.fetchers

@@ -48,6 +48,8 @@ def parse_asked(request: web.BaseRequest) -> Asked:
     worker = query.get("worker", "")
     asked = Asked(content, origin, first, end, epoch, have, stands_in, worker)
     check_pages(first, end)
+    if epoch < -1:
+        raise ProtocolError(f"no view has the epoch {epoch}")
     if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:
         raise ProtocolError(f"pages {first} to {end} are not of one block")
     return asked

@@ -63,6 +63,12 @@ class OwnershipMap:
         """Returns whether this node is one of the owners of a block."""
         return 0 <= self.rank(ino, block, replicas) < replicas
 
+    def shares(self, ino: int, block: int, replicas: int) -> bool:
+        """Returns whether this node is one of the owners of a block, and another node is an owner
+        or the stand-in."""
+        ranked = self._known.now.owners(ino, block, replicas + 1)
+        return len(ranked) > 1 and self.owns(ino, block, replicas)
+
     def owns_content(self, key: bytes, block: int = 0, replicas: int = 1) -> bool:
         """Returns like `owns`, for a content's key."""
         return self.owns(ContentId.of_key(key).ino, block, replicas)

@@ -268,6 +268,8 @@ class PeerServer:
         try:
             return await self._provided(asked, asked.origin), False
         except NotHere as err:
+            if self._is_cut(asked.origin):
+                raise _cut(asked.origin) from err
             raise NotFound(err.cause) from err
         except (NoSpace, Stale, FillFailed):
             raise

@@ -16,15 +16,16 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from typing import Any, Final
 
 from cachefs.core import cluster as c
-from cachefs.core.errors import DeadlineExceeded, Interrupted
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import page_span, range_bytes
 from cachefs.core.placement import Member, View, all_members, block_of
 from cachefs.network.checked_connect import ListenerCheck, accept_any_listener
+from connectors.deadline import bounded, futile_when
 from connectors.fetch.request import RangeRequest
 from connectors.reach import Reach, no_requests
 from worker.fill.clipped import clipped
-from worker.fill.source import Purpose, Source, SourceBody
+from worker.fill.source import NO_EPOCH, Purpose, Source, SourceBody
 from worker.peers.connections import Connections
 from worker.peers.fetch import PeerFetch, Shared
 from worker.peers.ownership_map import OwnershipMap
@@ -79,7 +80,9 @@ class Holders:
 class ClusterSource:
     """The `worker.fill.source.Source` of a node in a cluster. `refresh` updates the ring to the
     newest view. It is called in threads and raises the typed errors (see `in_loop`). `reach`
-    returns the way from this node to an origin; its times are of `clock`."""
+    returns the way from this node to an origin; its times are of `clock`. `on_detour` is called in
+    the loop with a file that peers are asked for because that way is cut: without a request of
+    somebody, nobody would notice that the way is there again (see `try_origin`)."""
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class ClusterSource:
         *,
         refresh: Callable[[], object] = lambda: None,
         reach: Callable[[Origin], Reach] = no_requests,
+        on_detour: Callable[[Origin], object] = lambda origin: None,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         presents_to: ListenerCheck = accept_any_listener,
@@ -96,6 +100,7 @@ class ClusterSource:
     ) -> None:
         self._origin = origin
         self._ring = ring
+        self._on_detour = on_detour
         self._holders = Holders()
         self._buffers = Buffers()
         self._shared = Shared(
@@ -113,7 +118,11 @@ class ClusterSource:
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """See `Source`."""
-        return self._ring.waits(origin.content.ino, block_of(offset))
+        block = block_of(offset)
+        if self._shared.is_cut(origin) and self._has_others(origin, block):
+            self._on_detour(origin)
+            return NO_EPOCH
+        return self._ring.waits(origin.content.ino, block)
 
     def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         """See `Source`."""
@@ -127,9 +136,17 @@ class ClusterSource:
         first, end = page_span(offset, size)
         found = self._shared.candidates(origin, first, purpose)
         if not found and purpose is not Purpose.MIGRATE:
-            return self._origin.read(origin, offset, size, purpose)
+            return self._from_origin(origin, offset, size, purpose)
         body = PeerBody(self, self._shared, origin, (first, end), found, purpose)
         return clipped(body, origin.size, (first, end), (offset, offset + size))
+
+    def try_origin(self, origin: Origin, limit_s: float) -> None:
+        """Requests a byte of a file from the origin, whose end tells of the way to it. Blocks for
+        `limit_s` at most."""
+        with contextlib.suppress(CacheFSError), bounded(self._shared.clock() + limit_s):
+            body = self._origin.read(origin, 0, 1)
+            with contextlib.closing(body):
+                next(iter(body))
 
     # ---- events ----
 
@@ -164,7 +181,19 @@ class ClusterSource:
     def from_origin(self, origin: Origin, first: int, end: int, purpose: Purpose) -> SourceBody:
         """Returns the body of the pages [first, end) from the origin."""
         size = range_bytes(origin.size, first, end)
-        return self._origin.read(origin, first * PAGE_BYTES, size, purpose)
+        return self._from_origin(origin, first * PAGE_BYTES, size, purpose)
+
+    def _from_origin(self, origin: Origin, offset: int, size: int, purpose: Purpose) -> SourceBody:
+        """Returns a body from the origin. Over a way that is cut a fill does not repeat the
+        request, so that it asks peers."""
+        block = block_of(offset)
+        if purpose is Purpose.SERVE and self._has_others(origin, block):
+            with futile_when(lambda: self._shared.is_cut(origin)):
+                return self._origin.read(origin, offset, size, purpose)
+        return self._origin.read(origin, offset, size, purpose)
+
+    def _has_others(self, origin: Origin, block: int) -> bool:
+        return self._ring.shares(origin.content.ino, block, origin.rule.owners)
 
     def take_buffer(self) -> bytearray:
         return self._buffers.take()

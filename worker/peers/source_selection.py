@@ -144,14 +144,16 @@ def candidates(
     `before`: the placement from which blocks still migrate. `holders`: other peers with the block.
 
     A fill for a peer (`SERVE`), and any fill by the primary owner, requests only cached pages. A
-    reader's node requests a fill only from owners before it in rank, which avoids deadlock."""
+    reader's node requests a fill only from owners before it in rank, which avoids deadlock. An
+    owner that does not reach the origin (`CUT_OFF`) requests it from all others."""
     ranked = now.owners(ino, block, replicas + 1)
     owners, stand_ins = ranked[:replicas], ranked[replicas:]
     ids = [member.id for member in owners]
     rank = ids.index(me) if me in ids else len(ids)
-    fillers = owners[:rank] if purpose is Purpose.READ else ()
+    is_cut = purpose is Purpose.CUT_OFF
+    fillers = owners[:rank] if purpose is Purpose.READ else owners if is_cut else ()
     found = [Candidate(member.id, member.url, RequestMode.FILL, epoch) for member in fillers]
-    if found and rank == len(ids):
+    if found and (rank == len(ids) or is_cut):
         found += [Candidate(member.id, member.url, RequestMode.NEXT, epoch) for member in stand_ins]
     asked = {me, *(one.peer for one in found if one.way is RequestMode.FILL)}
     for member in (*holders, *before.owners(ino, block, replicas), *owners):

@@ -12,7 +12,7 @@ from cachefs.core.errors import (
     Throttled,
     Unreachable,
 )
-from connectors.deadline import NEVER_S, bounded, until
+from connectors.deadline import NEVER_S, bounded, futile_when, until
 from connectors.limit import Limit
 from connectors.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retry, pause_s
 from tests.services.memory import MemoryConnector
@@ -138,6 +138,17 @@ def test_the_callers_deadline_ends_the_attempts(memory: MemoryConnector, time: T
         source.stat(b"d/0001")
     assert time.now <= 105.0
     assert until() == NEVER_S
+
+
+def test_what_the_caller_gets_elsewhere_is_not_tried_again(
+    memory: MemoryConnector, time: Time
+) -> None:
+    """From the failure on that shows it."""
+    memory.fail("stat", b"d/0001", Unreachable("away"), times=9)
+    with futile_when(lambda: memory.calls["stat"] >= 3), pytest.raises(Unreachable):
+        retry(memory, time).stat(b"d/0001")
+    assert memory.calls["stat"] == 3
+    assert retry(memory, time, 1e6).stat(b"d/0001").fingerprint.size == 1
 
 
 def test_a_wait_for_a_place_ends_at_the_callers_deadline(memory: MemoryConnector) -> None:

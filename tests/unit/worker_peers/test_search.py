@@ -101,13 +101,34 @@ def test_nobody_who_serves_waits_for_another(
     assert mine not in {one.peer for one in found}
     filling = [one for one in found if one.way is not RequestMode.HAVE]
     rank = next((n for n, m in enumerate(now.owners(ino, 0, count)) if m.id == mine), count)
-    if purpose is not Purpose.READ or rank == 0:
-        assert not filling
     order = [member.id for member in now.owners(ino, 0, count)]
-    assert all(order.index(one.peer) < rank for one in filling), "only those before it in rank"
+    if purpose is Purpose.CUT_OFF:
+        asked = [one.peer for one in filling]
+        assert asked == [one for one in order[: replicas + 1] if one != mine], "nobody waits for it"
+    else:
+        assert not filling or (purpose is Purpose.READ and rank > 0)
+        assert all(order.index(one.peer) < rank for one in filling), "only those before it in rank"
     have = {one.peer for one in found} | {mine}
     everyone = {m.id for m in (*now.owners(ino, 0, replicas), *old.owners(ino, 0, replicas))}
     assert everyone <= have, "somebody who may have it is not asked"
+
+
+def test_an_owner_that_is_cut_off_asks_all_others() -> None:
+    now, none = Placement(members(4)), Placement([])
+    ranked = [member.id for member in now.owners(7, 0, 4)]
+
+    def ways(me: str, replicas: int) -> list[tuple[str, RequestMode]]:
+        cut = Purpose.CUT_OFF
+        found = candidates(now, none, me, 7, 0, purpose=cut, replicas=replicas)
+        return [(one.peer, one.way) for one in found]
+
+    fill, stands_in = RequestMode.FILL, RequestMode.NEXT
+    assert ways(ranked[0], 1) == [(ranked[1], stands_in)]
+    assert ways(ranked[0], 2) == [(ranked[1], fill), (ranked[2], stands_in)]
+    assert ways(ranked[1], 2) == [(ranked[0], fill), (ranked[2], stands_in)]
+    assert ways(ranked[2], 2) == [(ranked[0], fill), (ranked[1], fill)], "it has another view now"
+    alone = Placement(members(1))
+    assert candidates(alone, none, "m0", 7, 0, purpose=Purpose.CUT_OFF) == []
 
 
 # ---- when ----

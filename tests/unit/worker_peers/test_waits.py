@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.core.errors import Unreachable
 from cachefs.core.model import Origin
 from connectors.fetch.request import RangeRequest
 from tests.unit.worker.rig import MIB, Rig, open_reader, run
-from worker.fill.source import NotHere, OriginBody, OriginSource, Purpose, SourceBody
+from worker.fill.source import NO_EPOCH, NotHere, OriginBody, OriginSource, Purpose, SourceBody
 
 EPOCH = 5
 
@@ -102,5 +103,53 @@ def test_a_peer_waits_for_what_the_first_owner_s_readers_bring(tmp_path: Path) -
             (await waiting).close()
             await reading
             assert source.asked == [Purpose.SERVE], "once, and it asks nobody who would ask others"
+
+    run(script())
+
+
+class CutOff(OfPeers):
+    """An owner's source: its first request waits, then finds the way to the origin cut."""
+
+    epoch: int | None
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        if purpose is Purpose.CUT_OFF:
+            return super().read(origin, offset, size, purpose)
+        self.asked.append(purpose)
+        assert self.found_out.wait(20)
+        raise Unreachable("no way")
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig)
+        self.epoch = None
+        self.found_out = threading.Event()
+
+
+@pytest.mark.parametrize("size", [MIB, 30 * MIB])
+def test_no_peer_waits_for_an_owner_s_fill_that_asks_peers(tmp_path: Path, size: int) -> None:
+    """Nor does one that waited for the same fill before. Its readers get the bytes."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        origin = rig.space.origins[rig.put(1, size)]
+        source = CutOff(rig)
+        async with rig.worker(source) as worker:
+            reading = asyncio.ensure_future(first_bytes(rig, worker))
+            while not source.asked:
+                await asyncio.sleep(0.001)
+            waiting = asyncio.ensure_future(worker.serving.provide(origin, 0, 1, EPOCH))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            source.epoch = NO_EPOCH
+            source.found_out.set()
+            for peer in (waiting, worker.serving.provide(origin, 0, 1, EPOCH)):
+                with pytest.raises(NotHere):
+                    await asyncio.wait_for(peer, 10.0)
+            assert not reading.done()
+            source.go_on.set()
+            assert await reading == rig.data[1][:100]
+            assert set(source.asked) == {Purpose.SERVE, Purpose.CUT_OFF}
 
     run(script())
