@@ -13,10 +13,11 @@ from tests.integration.dataset import body, digest, expected, images
 from tests.services.cluster import Cluster, Machine
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
+from worker.peers.connections import PART_S
 
 MIB = 1 << 20
 NODES = 3
-SLOW_S = 3.0  # that a peer's silence may cost who has no other to ask
+SLOW_S = PART_S / 2  # who waits for a peer that does not answer waits for PART_S
 
 
 def wait_for_bytes(cluster: Cluster, count: int) -> None:
