@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from hdfs_native import Client
 
-from cachefs.core.errors import CacheFSError, DeadlineExceeded
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from connectors.deadline import until
 from connectors.hdfs.connections import Address, end_connections, resolve
 from connectors.hdfs.deadlines import Deadlines, TimedCall
@@ -30,6 +30,13 @@ LEAST_S: Final = 0.1
 # A silent DataNode costs three of these at most: two kept connections and a new one.
 DATANODE_IDLE_MS: Final = 2000
 PANIC: Final = "PanicException"  # of the library: a BaseException that no module exports
+
+
+class NoAnswer(Unreachable):
+    """Raised where HDFS is silent for `CALL_S`. It was long enough: another attempt would only keep
+    the caller."""
+
+    retryable = False
 
 
 class HdfsClient:
@@ -48,7 +55,8 @@ class HdfsClient:
 
     def call(self, path: str, act: Callable[[Client], T], limit_s: float = CALL_S) -> T:
         """Returns what `act` returns, which may run more than once. Raises the typed error of a
-        failure, about `path`, and DeadlineExceeded where HDFS is silent for `limit_s`."""
+        failure, about `path`: NoAnswer where HDFS is silent for `CALL_S`, and DeadlineExceeded
+        where it is silent for a shorter `limit_s`."""
         client = self._client or self._open()
         if not self._is_resolved:
             self._resolve()
@@ -90,7 +98,9 @@ class HdfsClient:
     ) -> CacheFSError:
         if timed.is_overdue:
             cause = f"HDFS did not answer within {limit_s:.3g} s"
-            return DeadlineExceeded(cause, path=path, remedy="check its NameNode")
+            # A NameNode whose packets are dropped; less time is the caller's, and tells nothing.
+            kind = NoAnswer if limit_s >= CALL_S else DeadlineExceeded
+            return kind(cause, path=path, remedy="check its NameNode")
         if isinstance(error, OSError):
             self._is_resolved = False  # the host may have another address now
         return classify(error, path)

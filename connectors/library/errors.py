@@ -17,7 +17,31 @@ _LOG_IN: Final = "check user, key and host key; give secrets by --option NAME=fi
 _RIGHTS: Final = "check the credentials, and their right to read and to list"
 _REACH: Final = "check host, port and credentials"
 _GONE: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_CUT: Final = frozenset({"SSHException", "EOFError", "ServerDisconnectedError", "FSTimeoutError"})
+# Of paramiko, aiohttp, fsspec, requests, botocore, azure-core and smbprotocol: no reply arrived.
+_CUT: Final = frozenset(
+    {
+        "ClientConnectionError",
+        "ConnectTimeoutError",
+        "ConnectionError",
+        "EOFError",
+        "EndpointConnectionError",
+        "FSTimeoutError",
+        "SMBConnectionClosed",
+        "SSHException",
+        "ServiceRequestError",
+        "Timeout",
+        "gaierror",
+    }
+)
+_NO_WAY: Final = frozenset(
+    {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT}
+)
+# The texts of pyarrow: S3, Google Cloud Storage, Azure. Their client got no reply.
+_UNREACHED: Final = re.compile(
+    r"AWS Error NETWORK_CONNECTION|CURL error \[(5|6|7|28|35|52|55|56|60)\]"
+    r"|Fail to get a new connection"
+)
+_MOST_CAUSES: Final = 10
 _LOGINS: Final = frozenset(
     {
         "AuthenticationException",
@@ -50,7 +74,7 @@ def translated(error: Exception, path: str) -> CacheFSError:
         return errors.Unsupported(_first_line(error), remedy=remedy, path=path)
     if (status := _status(error)) is not None:
         return _by_status(status, error, path)
-    if isinstance(error, TimeoutError | ConnectionError) or names & _CUT:
+    if _is_unreached(error):
         return errors.Unreachable(_first_line(error), remedy=_REACH, path=path)
     if isinstance(error, OSError):
         return _of_system(error, path)
@@ -59,13 +83,32 @@ def translated(error: Exception, path: str) -> CacheFSError:
 
 def _of_system(error: OSError, path: str) -> CacheFSError:
     """Returns the error of a system call, or of a library that uses OSError for everything."""
-    if "gaierror" in type(error).__name__ or "NoValidConnections" in type(error).__name__:
-        return errors.Unreachable(_first_line(error), remedy=_REACH, path=path)
     if error.errno in _HOPELESS:
         return errors.OriginError(_first_line(error), path=path)
     if _REFUSED.search(str(error)):
         return errors.AccessDenied(_first_line(error), remedy=_RIGHTS, path=path)
     return errors.Unavailable(_first_line(error), path=path)
+
+
+def _is_unreached(error: Exception) -> bool:
+    """Returns whether a request got no reply, by its exception or one that led to it. Libraries
+    raise types of their own: smbprotocol a ValueError where a connection is refused."""
+    found: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if found is None or (isinstance(found, Exception) and _status(found) is not None):
+            return False
+        names = {cls.__name__ for cls in type(found).__mro__}
+        if isinstance(found, TimeoutError | ConnectionError) or names & _CUT:
+            return True
+        if isinstance(found, OSError) and _has_no_way(found):
+            return True
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return False
+
+
+def _has_no_way(error: OSError) -> bool:
+    is_of_paramiko = type(error).__name__ == "NoValidConnectionsError"
+    return is_of_paramiko or error.errno in _NO_WAY or bool(_UNREACHED.search(str(error)))
 
 
 def _status(error: Exception) -> int | None:

@@ -18,6 +18,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Entry
 from connectors.bounds import MAX_TIME_NS
+from connectors.hdfs.client import CALL_S, HdfsClient, NoAnswer
 from connectors.hdfs.connections import end_connections, resolve
 from connectors.hdfs.connector import HdfsConnector
 from connectors.hdfs.deadlines import AGAIN_S, SLOW_AFTER_S, SLOWLY_S, Deadlines, TimedCall
@@ -104,6 +105,7 @@ def java(name: str, message: str = "said so") -> RuntimeError:
         (FileNotFoundError("/a"), errors.NotFound),
         (ConnectionRefusedError("refused"), errors.Unreachable),
         (OSError("failed to lookup address information"), errors.Unreachable),
+        (OSError("No route to host (os error 113)"), errors.Unreachable),
         (java("org.apache.hadoop.security.AccessControlException"), errors.AccessDenied),
         (java("org.apache.hadoop.ipc.StandbyException"), errors.Unavailable),
         (java("org.apache.hadoop.hdfs.server.namenode.SafeModeException"), errors.Unavailable),
@@ -122,6 +124,23 @@ def test_errors(error: Exception, kind: type[errors.CacheFSError]) -> None:
     assert found.path == "/a"
     assert "\n" not in found.one_line()
     assert "Some.trace" not in found.one_line()
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "kind"),
+    [(CALL_S, NoAnswer), (CALL_S / 2, errors.DeadlineExceeded)],
+)
+def test_a_namenode_that_never_answers_is_not_reached(
+    limit_s: float, kind: type[errors.CacheFSError]
+) -> None:
+    """A caller that has less time learns nothing of the NameNode."""
+    client, call = HdfsClient("127.0.0.1:9", HdfsOptions()), TimedCall(0.0, 0)
+    call.is_overdue = True
+    reset = OSError("Connection reset by peer (os error 104)")
+    found = client._failure(reset, "/a", call, limit_s)
+    assert type(found) is kind
+    assert (found.code == errors.Unreachable.code) == (limit_s == CALL_S)
+    assert not found.retryable
 
 
 def test_what_a_namenode_says_is_shown() -> None:

@@ -9,9 +9,13 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
+import aiohttp
+import fsspec
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import fs as arrow
 
 from cachefs.core import errors
 from cachefs.core.errors import (
@@ -115,6 +119,84 @@ def test_exceptions(error: Exception, kind: type[CacheFSError]) -> None:
     assert type(found) is kind
     assert found.cause
     assert "\n" not in found.one_line()
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def named(name: str, *bases: type[Exception]) -> Exception:
+    """As a library has it that is not installed here."""
+    made: Exception = type(name, bases or (Exception,), {})("no way")
+    return made
+
+
+S3_SAYS = "When listing objects under key 'x/' in bucket 'b': AWS Error "
+GCS_SAYS = "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of "
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.EHOSTUNREACH, "No route to host"), errors.Unreachable),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), errors.Unreachable),
+        (caused(named("ClientConnectionError", OSError), OSError(13, "no")), errors.Unreachable),
+        (caused(ValueError("no"), ConnectionRefusedError(111, "refused")), errors.Unreachable),
+        (caused(ValueError("no"), socket.gaierror(-3, "unknown name")), errors.Unreachable),
+        (named("EndpointConnectionError"), errors.Unreachable),
+        (named("ConnectTimeoutError"), errors.Unreachable),
+        (requests.exceptions.ConnectionError("refused"), errors.Unreachable),
+        (requests.exceptions.ConnectTimeout("late"), errors.Unreachable),
+        (aiohttp.ServerDisconnectedError(), errors.Unreachable),
+        (OSError(S3_SAYS + "NETWORK_CONNECTION during ListObjectsV2 operation: curlCode: 7"),
+         errors.Unreachable),
+        (OSError(GCS_SAYS + "PerformWork() - CURL error [6]=Could not resolve hostname"),
+         errors.Unreachable),
+        (OSError("Azure Error: [] Fail to get a new connection for: http://h"),
+         errors.Unreachable),
+        (OSError(S3_SAYS + "SLOW_DOWN during ListObjectsV2 operation: Slow down"),
+         errors.Unavailable),
+        (OSError(GCS_SAYS + "Service Unavailable error_info={http_status_code=503}"),
+         errors.Unavailable),
+        (caused(OSError("it failed"), Failed(503)), errors.Unavailable),
+        (caused(ValueError("odd"), KeyError("x")), errors.OriginError),
+        (requests.exceptions.RetryError("too many 500 error responses"), errors.Unavailable),
+        (caused(Failed(503), ConnectionResetError()), errors.Unavailable),
+    ],
+)  # fmt: skip
+def test_what_was_not_reached_and_what_replied(error: Exception, kind: type[CacheFSError]) -> None:
+    """The exceptions that the libraries raised for a refused connection, an unknown host, a host
+    without a way, and one that drops all packets."""
+    assert type(translated(error, "arrow+x://h/p")) is kind
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "nohost.invalid"])
+@pytest.mark.parametrize("library", ["s3", "sftp", "ftp", "webhdfs"])
+def test_a_refused_connection_and_an_unknown_host_are_told_from_replies(
+    library: str, host: str
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(Exception) as caught:
+            _listed(library, host, port)
+    assert type(translated(caught.value, "")) is errors.Unreachable, repr(caught.value)
+
+
+def _listed(library: str, host: str, port: int) -> None:
+    if library == "s3":
+        filesystem = arrow.S3FileSystem(
+            access_key="a",
+            secret_key="b",
+            endpoint_override=f"{host}:{port}",
+            scheme="http",
+            region="us-east-1",
+            retry_strategy=arrow.AwsStandardS3RetryStrategy(1),
+        )
+        filesystem.get_file_info(arrow.FileSelector("bucket/x"))
+    else:
+        fsspec.filesystem(library, host=host, port=port, skip_instance_cache=True).ls("/")
 
 
 @pytest.mark.parametrize(
