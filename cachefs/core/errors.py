@@ -10,15 +10,10 @@ from __future__ import annotations
 import errno
 from typing import ClassVar, Final
 
-from cachefs.core.printable import printable
+from cachefs.core.printable import cut, printable
 
 MOST_CAUSE_CHARS: Final = 2000  # an origin chooses the text; a failure must fit into one datagram
 MOST_REQUEST_ID_CHARS: Final = 200
-
-
-def cut(text: str, most_chars: int) -> str:
-    """Returns a text of at most so many characters; the end of a longer one becomes '…'."""
-    return text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"
 
 
 class CacheFSError(Exception):

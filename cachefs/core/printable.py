@@ -9,3 +9,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def cut(text: str, most_chars: int) -> str:
+    """Returns a text of at most so many characters; the end of a longer one becomes '…'."""
+    return text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cachefs.core.printable import cut
 from cachefs.core.units import format_size
 
 MAX_MESSAGE: Final = 1024
@@ -140,5 +141,4 @@ def share(done_bytes: int, total_bytes: int, files: int) -> str:
 
 def one_line(text: str) -> str:
     """Returns a text as Kubernetes takes it in a condition or an event."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE - 1]}…"
+    return cut(" ".join(text.split()), MAX_MESSAGE)

@@ -37,7 +37,7 @@ class Supply:
 
     def is_cut_off(self, piece: Piece) -> bool:
         """Returns whether a fill by this node has to become a `CUT_OFF`."""
-        return piece.purpose is Purpose.SERVE and self.purpose_of_read(piece)[1] == NO_EPOCH
+        return piece.purpose is Purpose.SERVE and self.purpose_of_read(piece)[0] is Purpose.CUT_OFF
 
     def threads(self, piece: Piece) -> Threads | BackgroundCalls:
         """Returns the threads that fetch a piece."""

@@ -81,8 +81,8 @@ class ClusterSource:
     """The `worker.fill.source.Source` of a node in a cluster. `refresh` updates the ring to the
     newest view. It is called in threads and raises the typed errors (see `in_loop`). `reach`
     returns the way from this node to an origin; its times are of `clock`. `on_detour` is called in
-    the loop with a file that peers are asked for because that way is cut: without a request of
-    somebody, nobody would notice that the way is there again (see `try_origin`)."""
+    the loop with a file that peers are asked for because that way is cut: reads through peers do
+    not tell this node when the way is there again (see `try_origin`)."""
 
     def __init__(
         self,
