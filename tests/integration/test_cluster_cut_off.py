@@ -4,10 +4,12 @@ them at once. Real processes by the real command line."""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,6 +29,41 @@ DEADLINE_S = 6.0  # `--origin-deadline`, where it is waited for
 
 def some_files(count: int, name: str) -> dict[str, bytes]:
     return {f"{name}/{n:03d}": body(n, 40_000 + n) for n in range(count)}
+
+
+class Firewalled(NamedTuple):
+    """A cluster of nodes each of which can be cut off from the origin, which `proxy` passes on."""
+
+    networks: Networks
+    proxy: FaultProxy
+    cluster: NetCluster
+    mounts: list[Path]
+
+
+@contextlib.contextmanager
+def firewalled(
+    folder: Path,
+    bucket: Bucket,
+    files: dict[str, bytes],
+    *,
+    nodes: int = NODES,
+    deadline_s: float = DEADLINE_S,
+) -> Iterator[Firewalled]:
+    """Starts a settled cluster in network namespaces, with `files` mounted on each node; unmounts
+    them at the end of a block that raises nothing."""
+    bucket.fill(files)
+    with (
+        Networks(NODES + 1) as networks,
+        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
+        NetCluster(folder / "cluster", bucket.server.credentials(), networks) as cluster,
+    ):
+        cluster.start(nodes, "--origin-deadline", f"{deadline_s:g}s", size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
+        mounts = [cluster.mount(n, "/data") for n in range(nodes)]
+        cluster.wait_until_settled()
+        yield Firewalled(networks, proxy, cluster, mounts)
+        for number, mount in enumerate(mounts):
+            cluster.workers[number].umount(mount)
 
 
 def owned_by(cluster: Cluster, folder: Path) -> list[list[str]]:
@@ -49,6 +86,16 @@ def timed_reads(paths: list[Path]) -> tuple[list[str], list[float]]:
     return found, took_s
 
 
+def timed_read(path: Path) -> tuple[int, float]:
+    """Reads a file: the errno, or 0, and how long it took."""
+    began, code = time.monotonic(), 0
+    try:
+        path.read_bytes()
+    except OSError as err:
+        code = err.errno or 0
+    return code, time.monotonic() - began
+
+
 def status_of(cluster: Cluster, number: int) -> dict[str, Any]:
     """Asked of the node itself: who is cut off from here has no metrics page for us."""
     machine = cluster.workers[number]
@@ -62,16 +109,7 @@ def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
     """By a firewall that drops what it sends: nobody waits for the deadline, each byte is read
     once, and the owner is asked again when it reaches the origin."""
     files = some_files(90, "before") | some_files(60, "after")
-    bucket.fill(files)
-    with (
-        Networks(NODES + 1) as networks,
-        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
-        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
-    ):
-        cluster.start(NODES, "--origin-deadline", "16s", size="256MiB")
-        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
-        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
-        cluster.wait_until_settled()
+    with firewalled(tmp_path, bucket, files, deadline_s=16.0) as (networks, proxy, cluster, mounts):
         owned = owned_by(cluster, mounts[0] / "before")
         later = owned_by(cluster, mounts[0] / "after")
         cut, *readers = sorted(range(NODES), key=lambda n: -len(owned[n]))
@@ -103,8 +141,6 @@ def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
             return bool(status_of(cluster, cut)["serving"]["brought"] > brought)
 
         wait_until(is_back, "the owner fills again", 15.0)
-        for number, mount in enumerate(mounts):
-            cluster.workers[number].umount(mount)
 
 
 def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
@@ -113,16 +149,7 @@ def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
     """Nobody has cached what they read, and nobody else reads: the next in rank reads the origin
     once for them. The owner reads it itself when it can again."""
     files = some_files(60, "before") | some_files(60, "after")
-    bucket.fill(files)
-    with (
-        Networks(NODES + 1) as networks,
-        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
-        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
-    ):
-        cluster.start(NODES, "--origin-deadline", "16s", size="256MiB")
-        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
-        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
-        cluster.wait_until_settled()
+    with firewalled(tmp_path, bucket, files, deadline_s=16.0) as (networks, proxy, cluster, mounts):
         owned = owned_by(cluster, mounts[0] / "before")
         later = owned_by(cluster, mounts[0] / "after")
         cut = max(range(NODES), key=lambda n: len(owned[n]))
@@ -151,63 +178,33 @@ def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
             return served == [status_of(cluster, n)["serving"]["brought"] for n in range(NODES)]
 
         wait_until(is_back, "the owner reads the origin itself", 15.0)
-        for number, mount in enumerate(mounts):
-            cluster.workers[number].umount(mount)
 
 
 def test_two_that_are_cut_off_do_not_wait_for_each_other(tmp_path: Path, bucket: Bucket) -> None:
     """The origin is read by the one that is left, for the others too, or by nobody: then each read
     ends at its deadline, and not later."""
     files = some_files(40, "f")
-    bucket.fill(files)
-    with (
-        Networks(NODES + 1) as networks,
-        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
-        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
-    ):
-        cluster.start(2, "--origin-deadline", f"{DEADLINE_S:g}s", size="256MiB")
-        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
-        mounts = [cluster.mount(n, "/data") for n in range(2)]
-        cluster.wait_until_settled()
+    with firewalled(tmp_path, bucket, files, nodes=2) as (networks, _, _, mounts):
         assert [len(list(mount.rglob("*"))) for mount in mounts] == 2 * [41]
         for number in (1, 2):
             networks.cut_from_here(number)
 
-        def read(path: Path) -> tuple[int, float]:
-            began, code = time.monotonic(), 0
-            try:
-                path.read_bytes()
-            except OSError as err:
-                code = err.errno or 0
-            return code, time.monotonic() - began
-
         for part in (sorted(files)[:20], sorted(files)[20:]):
             paths = [mount / name for mount in mounts for name in part]
             with concurrent.futures.ThreadPoolExecutor(len(paths)) as pool:
-                found = list(pool.map(read, paths))
+                found = list(pool.map(timed_read, paths))
             waits_s = [waited_s for _, waited_s in found]
             print(f"waits {min(waits_s):.2f} to {max(waits_s):.2f} s")
             assert {code for code, _ in found} == {errno.EIO}
             assert max(waits_s) < DEADLINE_S + 2.0
         networks.heal()
-        wait_until(lambda: read(mounts[0] / "f/000")[0] == 0, "it is read again", 20.0)
-        for number, mount in enumerate(mounts):
-            cluster.workers[number].umount(mount)
+        wait_until(lambda: timed_read(mounts[0] / "f/000")[0] == 0, "it is read again", 20.0)
 
 
 def test_a_load_brings_what_its_owner_cannot(tmp_path: Path, bucket: Bucket) -> None:
     """The next in rank has it then, and readers are told so by the owner."""
     files = some_files(30, "f")
-    bucket.fill(files)
-    with (
-        Networks(NODES + 1) as networks,
-        FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
-        NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
-    ):
-        cluster.start(NODES, "--origin-deadline", f"{DEADLINE_S:g}s", size="256MiB")
-        cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
-        mounts = [cluster.mount(n, "/data") for n in range(NODES)]
-        cluster.wait_until_settled()
+    with firewalled(tmp_path, bucket, files) as (networks, proxy, cluster, mounts):
         owned = owned_by(cluster, mounts[0] / "f")
         cut, reader, _ = sorted(range(NODES), key=lambda n: -len(owned[n]))
         networks.cut_from_here(cut + 1)
@@ -220,8 +217,6 @@ def test_a_load_brings_what_its_owner_cannot(tmp_path: Path, bucket: Bucket) -> 
         found, _ = timed_reads([mounts[cut] / name for name in owned[cut]])
         assert found == [digest(files[name]) for name in owned[cut]], "the owner has them, too"
         assert proxy.counters().object_bytes == before, "it was loaded"
-        for number, mount in enumerate(mounts):
-            cluster.workers[number].umount(mount)
 
 
 class OneWithOtherKeys(Cluster):
@@ -300,20 +295,12 @@ def test_an_origin_that_is_away_for_all_costs_one_deadline(
         assert [len(list(mount.rglob("*"))) for mount in mounts] == NODES * [26]
         proxy.script(refuse(), key=r"^[ab]/", times=None)
 
-        def read(path: Path) -> tuple[int, float]:
-            began, code = time.monotonic(), 0
-            try:
-                path.read_bytes()
-            except OSError as err:
-                code = err.errno or 0
-            return code, time.monotonic() - began
-
         for folder in "ab":
             proxy.reset()
             began = time.monotonic()
             paths = [mount / name for mount in mounts for name in files if name[0] == folder]
             with concurrent.futures.ThreadPoolExecutor(len(paths)) as pool:
-                found = list(pool.map(read, paths))
+                found = list(pool.map(timed_read, paths))
             took_s = time.monotonic() - began
             asked = sum(n for key, n in proxy.counters().requests_by_key.items())
             waits_s = [waited_s for _, waited_s in found]
@@ -324,6 +311,6 @@ def test_an_origin_that_is_away_for_all_costs_one_deadline(
             assert {code for code, _ in found} == {errno.EIO}
             assert max(waits_s) < DEADLINE_S + 2.0
         proxy.clear()
-        assert read(mounts[0] / "a/000")[0] == 0
+        assert timed_read(mounts[0] / "a/000")[0] == 0
         for number, mount in enumerate(mounts):
             cluster.workers[number].umount(mount)

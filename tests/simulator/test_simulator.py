@@ -11,8 +11,9 @@ from cachefs.core.placement import Placement
 from tests.simulator.failures import first_failure
 from tests.simulator.history import History, run, sort_of
 from tests.simulator.network import Done, Network
-from tests.simulator.origin import BAD, make_file
+from tests.simulator.origin import BAD, File, make_file
 from tests.simulator.schedule import Process, Schedule
+from tests.simulator.worker import WorkerHost
 from tests.simulator.world import World
 from worker.migration.sender import MigrationSender
 from worker.peers.source_selection import SourceSelection
@@ -63,8 +64,9 @@ def test_an_eviction_without_permission_is_seen(monkeypatch: pytest.MonkeyPatch)
     assert "protects was evicted" in first_failure(run, range(1, 200, 4))
 
 
-def test_readers_pass_by_an_owner_that_does_not_reach_the_origin() -> None:
-    """At once after a second, all by way of the next in rank; the owner is asked again later."""
+def with_an_owner_that_is_cut_off() -> tuple[World, list[WorkerHost], Placement, list[File]]:
+    """Returns a world whose first worker does not reach the origin until 100 s, its workers, the
+    placement, and the files that this worker owns."""
     files = [make_file(ino, 110_000) for ino in range(2, 40)]
     world = World(5, files, calm=False, migration_bytes_per_s=1e9)
     world.master.start()
@@ -73,6 +75,12 @@ def test_readers_pass_by_an_owner_that_does_not_reach_the_origin() -> None:
     placement = Placement(world.master.view().members)
     owned = [file for file in files if placement.owners(file.ino, 0, 1)[0].id == hosts[0].id]
     world.origin.cut_until_s[hosts[0].id] = 100.0
+    return world, hosts, placement, owned
+
+
+def test_readers_pass_by_an_owner_that_does_not_reach_the_origin() -> None:
+    """At once after a second, all by way of the next in rank; the owner is asked again later."""
+    world, hosts, _, owned = with_an_owner_that_is_cut_off()
     for file in owned[:-1]:
         for host in hosts[1:]:
             world.read(host, file, 0, 1)
@@ -90,14 +98,7 @@ def test_readers_pass_by_an_owner_that_does_not_reach_the_origin() -> None:
 def test_the_own_readers_of_an_owner_that_does_not_reach_the_origin_use_the_next_in_rank() -> None:
     """Also the first one, after a second; the origin is asked once. The owner reads it itself when
     it can again, though no peer asks it."""
-    files = [make_file(ino, 110_000) for ino in range(2, 40)]
-    world = World(5, files, calm=False, migration_bytes_per_s=1e9)
-    world.master.start()
-    hosts = [world.add(f"w{n}", 1.0, [1 << 30], "fill") for n in range(4)]
-    world.schedule.run(10.0)
-    placement = Placement(world.master.view().members)
-    owned = [file for file in files if placement.owners(file.ino, 0, 1)[0].id == hosts[0].id]
-    world.origin.cut_until_s[hosts[0].id] = 100.0
+    world, hosts, placement, owned = with_an_owner_that_is_cut_off()
     for file in owned[:-1]:
         world.read(hosts[0], file, 0, 1)
         world.schedule.run(world.schedule.now_s + 5.0)
