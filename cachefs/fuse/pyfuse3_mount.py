@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import tempfile
@@ -26,12 +27,15 @@ log = logging.getLogger("cachefs.client")
 
 INIT_DEADLINE_S: Final = 10.0
 WHY_NOT: Final = "the transport pyfuse3 has none"
+# The end of pyfuse3's line for a reply that the kernel took with ENOENT: nothing waits for it.
+ABORTED: Final = f"failed with {os.strerror(errno.ENOENT)}"
 
 
 async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> None:
     """Mounts, announces the mount, serves it and unmounts. Raises CannotMount."""
     from cachefs.fuse.pyfuse3_transport import Session  # needs libfuse
 
+    logging.getLogger("pyfuse3").addFilter(is_awaited)
     spec = client.spec
     assert isinstance(client.runs, Workers)
     with _capturing_stderr() as said:
@@ -67,6 +71,15 @@ async def _announce(client: Client, answering: trio.Event, device: str, warning:
     client.record.write()
     log.info("%s is ready at %s", spec.source.url, spec.mountpoint)
     client.ready.say(Started(os.getpid(), warning=warning))
+
+
+def is_awaited(record: logging.LogRecord) -> bool:
+    """Returns False for the line about a reply to a request that the kernel has ended.
+
+    An unmount ends the reads ahead and the releases that are under way, and the kernel then takes
+    their replies with ENOENT (`fuse_dev_do_write` in `fs/fuse/dev.c`). That is no failure.
+    """
+    return not record.getMessage().endswith(ABORTED)
 
 
 @contextlib.contextmanager
