@@ -1,11 +1,13 @@
-"""Translates errors into one line on standard error and an exit code."""
+"""Translates errors into one line on standard error and an exit code. With --json the line is a
+JSON document, with the fields of the admin API's failures."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -16,9 +18,18 @@ FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+FIELDS: Final = ("cause", "remedy", "path", "request_id")
 
 
-def run(program: str, body: Callable[[], int | None], *, debug: bool) -> int:
+class _Failure(NamedTuple):
+    """What failed; `code` is for programs."""
+
+    err: CacheFSError
+    code: str
+    exit_code: int
+
+
+def run(program: str, body: Callable[[], int | None], *, debug: bool, as_json: bool = False) -> int:
     """Calls `body` and returns its exit code, or the code of the error that it raised.
 
     With `debug` the traceback of an expected failure is printed too.
@@ -32,34 +43,45 @@ def run(program: str, body: Callable[[], int | None], *, debug: bool) -> int:
     except click.exceptions.NoArgsIsHelpError as err:
         print(err.format_message(), file=sys.stderr)
         return USAGE
-    except click.UsageError as err:
-        return _say(program, _usage_line(err), USAGE, debug)
-    except click.ClickException as err:
-        return _say(program, err.format_message(), FAILED, debug)
-    except CacheFSError as err:
-        return _say(program, err.one_line(), FAILED, debug)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
         return BROKEN_PIPE
-    except OSError as err:
-        where = f"{err.filename}: " if err.filename else ""
-        return _say(program, f"{where}{err.strerror or err}", FAILED, debug)
-    except (KeyboardInterrupt, click.Abort):
-        return _say(program, "interrupted", INTERRUPTED, debug=False)
+    except (CacheFSError, click.ClickException, OSError, KeyboardInterrupt, click.Abort) as err:
+        failure = _failure(err)
+        if debug and failure.exit_code != INTERRUPTED:
+            import traceback
+
+            traceback.print_exc()
+        _print_failure(program, failure, as_json)
+        return failure.exit_code
 
 
-def _usage_line(err: click.UsageError) -> str:
-    """Returns the cause, and the command that prints help."""
+def _failure(err: BaseException) -> _Failure:
+    match err:
+        case CacheFSError():
+            return _Failure(err, err.code, FAILED)
+        case click.UsageError():
+            return _Failure(_usage_error(err), "usage", USAGE)
+        case click.ClickException():
+            return _Failure(CacheFSError(err.format_message()), "usage", FAILED)
+        case OSError():
+            named = CacheFSError(err.strerror or str(err), path=str(err.filename or ""))
+            return _Failure(named, "system", FAILED)
+        case _:
+            return _Failure(CacheFSError("interrupted"), "interrupted", INTERRUPTED)
+
+
+def _usage_error(err: click.UsageError) -> CacheFSError:
+    """Returns the cause, and as its remedy the command that prints help."""
     cause = err.format_message().strip().replace("\n", " ").rstrip(".")
     command = err.ctx.command_path if err.ctx is not None else "cachefs"
-    return f"{cause}; try `{command} --help`"
+    return CacheFSError(cause, remedy=f"try `{command} --help`")
 
 
-def _say(program: str, line: str, code: int, debug: bool) -> int:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    one_line = " ".join(line.splitlines())
-    print(f"{program}: {printable(one_line)}", file=sys.stderr)
-    return code
+def _print_failure(program: str, failure: _Failure, as_json: bool) -> None:
+    err = failure.err
+    line = f"{program}: {err.one_line()}"
+    if as_json:
+        fields = {name: printable(getattr(err, name)) for name in FIELDS}
+        line = json.dumps({"code": failure.code, **fields})
+    print(line, file=sys.stderr)

@@ -11,8 +11,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from cachefs.cli import app, error_output
 
     args = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in args
-    return error_output.run("cachefs", lambda: app.run(args), debug=debug)
+    debug, as_json = "--debug" in args, "--json" in args
+    return error_output.run("cachefs", lambda: app.run(args), debug=debug, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""What a failed command prints on standard error: a line for people, a document for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import pytest
+
+from cachefs.cli import error_output
+from cachefs.cli.main import main
+from cachefs.core.errors import NotFound
+
+
+def failed_with(err: BaseException, capsys: pytest.CaptureFixture[str], as_json: bool) -> str:
+    def body() -> int:
+        raise err
+
+    error_output.run("cachefs", body, debug=False, as_json=as_json)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+def document(err: BaseException, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    line = failed_with(err, capsys, as_json=True)
+    assert line.count("\n") == 1
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_programs_get_the_code_and_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+    err = NotFound("no such key", remedy="look again", path="/data/\x1b[2J", request_id="7")
+    assert document(err, capsys) == {
+        "code": "not-found",
+        "cause": "no such key",
+        "remedy": "look again",
+        "path": "/data/\\x1b[2J",
+        "request_id": "7",
+    }
+    assert failed_with(err, capsys, as_json=False) == (
+        "cachefs: /data/\\x1b[2J: no such key (request id 7); look again\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("err", "code", "cause", "path"),
+    [
+        (FileNotFoundError(2, "No such file", "/etc/x"), "system", "No such file", "/etc/x"),
+        (OSError("a cause without a number"), "system", "a cause without a number", ""),
+        (KeyboardInterrupt(), "interrupted", "interrupted", ""),
+        (click.UsageError("no such option\n--x."), "usage", "no such option --x", ""),
+    ],
+)
+def test_each_kind_of_failure_has_a_code(
+    err: BaseException, code: str, cause: str, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document(err, capsys)
+    assert (found["code"], found["cause"], found["path"]) == (code, cause, path)
+
+
+def test_a_wrong_command_line_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stat", "--json", "--no-such-flag"]) == error_output.USAGE
+    found = json.loads(capsys.readouterr().err)
+    assert found["code"] == "usage"
+    assert found["remedy"] == "try `cachefs stat --help`"
