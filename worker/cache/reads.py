@@ -253,11 +253,12 @@ class ReadService:
             and self._filler.background_room
         ):
             entry.completing = True
+            entry.users += 1  # now: the handle may be released before the task begins
             self._context.tasks.start(self._complete(entry))
 
     async def _complete(self, entry: Entry) -> None:
-        """Fills the rest of the file, one piece at a time, as long as the cache has room."""
-        entry.users += 1
+        """Fills the rest of the file, one piece at a time, as long as the cache has room. Then ends
+        a use of the entry."""
         limits = Limits(1, functools.partial(self._completes, entry), ends_on_refusal=True)
         try:
             await RangeFill(self._filler, entry, limits).run(0, entry.page_count)

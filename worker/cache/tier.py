@@ -286,7 +286,11 @@ class Tier:
             handle.past_tier = True
             self._watch.suspect()
         handle.takes_bytes = takes_bytes
-        return await self._provider.ensure(handle, offset, size)
+        entry.users += 1  # the handle may be released meanwhile
+        try:
+            return await self._provider.ensure(handle, offset, size)
+        finally:
+            self._catalog.leave(entry)
 
     def release(self, handle: Handle) -> None:
         """Ends a handle that `opens` made."""

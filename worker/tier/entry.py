@@ -136,15 +136,16 @@ class Entry:
         return waiter
 
     def make_file(self, tier: TierDirectory) -> None:
-        """The cache file, unless there is one; in a thread, or where that does not block. Raises
-        OSError."""
+        """The cache file, unless there is one; in a thread, or where that does not block. It has a
+        name only where the index has nothing: else it would replace a file of that name, and its
+        holes would count as the pages of that. Raises OSError."""
         if self.fd >= 0:
             return
         with self.creation:
-            if self.fd < 0 and self.detached:
-                self.fd = tier.scratch_file(self.size)
-            elif self.fd < 0:
+            if self.fd < 0 and self.state is State.EMPTY:
                 self.fd = tier.create(self.name, self.size)
+            elif self.fd < 0:
+                self.fd = tier.scratch_file(self.size)
 
 
 def stray(origin: Origin, key: bytes) -> Entry:

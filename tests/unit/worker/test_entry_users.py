@@ -1,0 +1,64 @@
+"""The users of an entry of a tier: it is not retired while a call works on it, nor does it stay
+without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from cachefs.core.model import PAGE_BYTES
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
+from worker.cache.cache import Cache
+from worker.cache.grants import Grant
+
+PAGES = 16  # a smaller file is brought whole by its open
+
+
+async def open_without_its_last_page(rig: Rig, worker: Cache, ino: int) -> Grant:
+    """Opens a file of which the other pages are recorded."""
+    assert await worker.serving.bring(NAMESPACE, ino, 0, PAGES - 1, peers_only=False) == PAGES - 1
+    await until(lambda: not len(only(worker)._catalog))
+    grant = await worker.open(NAMESPACE, ino)
+    assert grant.fd is not None
+    os.close(grant.fd)
+    return grant
+
+
+def test_a_handle_that_ends_with_its_read_costs_no_cached_page(tmp_path: Path) -> None:
+    """As when a client is killed before it has the reply: the worker completes the file."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        ino = rig.put(1, PAGES * PAGE_BYTES)
+        async with rig.worker() as worker:
+            grant = await open_without_its_last_page(rig, worker, ino)
+            await worker.ensure(grant.handle, 8 * PAGE_BYTES, 1)
+            worker.release(grant.handle)  # in the same turn of the loop
+            await until(lambda: rig.origin.script.body_bytes == PAGES * PAGE_BYTES)
+            assert await read(worker, ino) == rig.data[ino]
+
+    run(script())
+
+
+def test_a_handle_that_ends_during_its_read_costs_no_cached_page(tmp_path: Path) -> None:
+    """The page is read past the tier, so its fill does not keep the entry."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        ino = rig.put(1, PAGES * PAGE_BYTES)
+        async with rig.worker() as worker:
+            grant = await open_without_its_last_page(rig, worker, ino)
+            rig.origin.script.block("read")
+            offset = (PAGES - 1) * PAGE_BYTES
+            reading = asyncio.create_task(worker.ensure(grant.handle, offset, 1, past_tier=True))
+            await asyncio.to_thread(rig.origin.script.wait_blocked, "read")
+            worker.release(grant.handle)
+            rig.origin.script.unblock()
+            _, fd = await reading
+            assert fd is not None
+            os.close(fd)
+            await until(lambda: rig.origin.script.body_bytes == (PAGES + 1) * PAGE_BYTES)
+            assert await read(worker, ino) == rig.data[ino]
+
+    run(script())
