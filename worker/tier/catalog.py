@@ -198,14 +198,12 @@ class Catalog:
 
     async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:
         """Removes a file without a record. The entry is detached and fenced."""
-        entry.users += 1
         with fence:
             try:
                 self._close_all(await self._remove([entry.key]))
             except OSError:  # the index takes nothing; a record without a file does no harm
                 with contextlib.suppress(OSError):
                     await self._disk.threads.run(self._disk.directory.unlink, entry.name)
-        self.leave(entry)
 
     @contextlib.asynccontextmanager
     async def fenced(self, keys: Sequence[bytes]) -> AsyncIterator[None]:
@@ -216,17 +214,22 @@ class Catalog:
             yield
 
     @contextlib.contextmanager
-    def removing(self, keys: Iterable[bytes]) -> Iterator[None]:
-        """While this lasts, who opens one of these waits."""
+    def removing(self, keys: Iterable[bytes]) -> Iterator[list[Entry]]:
+        """While this lasts, who opens one of these waits. Yields their entries, which stay."""
         keys, fence = [*keys], self._loop.create_future()
+        entries = [entry for key in keys if (entry := self._live.get(key)) is not None]
+        for entry in entries:
+            entry.users += 1
         self._fences.update(dict.fromkeys(keys, fence))
         try:
-            yield
+            yield entries
         finally:
             for key in keys:
                 if self._fences.get(key) is fence:
                     del self._fences[key]
             fence.set_result(None)
+            for entry in entries:
+                self.leave(entry)
 
     async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
         """Drops what is cached of these contents, in use or not. Raises OSError when the index
@@ -237,8 +240,8 @@ class Catalog:
         keys = [*dict.fromkeys(keys)]
         await self._until_free_to_drop(keys)
         fence = contextlib.ExitStack()
-        fence.enter_context(self.removing(keys))
-        work = self._context.tasks.start(self._drop_fenced(keys, fence))
+        entries = fence.enter_context(self.removing(keys))
+        work = self._context.tasks.start(self._drop_fenced(keys, entries, fence))
         done = await self._disk.unless_left(work, None)
         counts: FreedCounts | OSError = done.result() if done is not None else no_answer()
         if isinstance(counts, OSError):
@@ -257,34 +260,28 @@ class Catalog:
         keys = [entry.key for entry in entries]
         fence = contextlib.ExitStack()
         fence.enter_context(self.removing(keys))
-        result = await self._drop_fenced(keys, fence)
+        result = await self._drop_fenced(keys, entries, fence)
         for entry in (*entries, *self._detached):  # also what was dropped before, and is open
             entry.pages = PageMap(entry.size)
         if isinstance(result, OSError):
             raise result
 
     async def _drop_fenced(
-        self, keys: Sequence[bytes], fence: contextlib.ExitStack
+        self, keys: Sequence[bytes], entries: Sequence[Entry], fence: contextlib.ExitStack
     ) -> FreedCounts | OSError:
-        detached: list[Entry] = []
         kept_bytes = 0
-        try:
-            with fence:
+        with fence:
+            try:
                 await self._leave_views(keys)
-                detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
-                held = {e.name: e.allocated_bytes for e in detached if not e.detached}
-                kept_bytes = sum(held[e.name] for e in detached if e.name in held and e.recorded)
-                for entry in detached:
+                held = {e.name: e.allocated_bytes for e in entries if not e.detached}
+                kept_bytes = sum(held[e.name] for e in entries if e.name in held and e.recorded)
+                for entry in entries:
                     await self._detach_safely(entry)
-                busy = {entry.name for entry in detached if entry.users}
-                dropped = await self._remove(keys)
-            return self._count(dropped, held, busy)
-        except OSError as err:
-            self._contents.grow_cached(kept_bytes)  # the files and their records stay
-            return err
-        finally:
-            for entry in detached:
-                self.retire_if_unused(entry)
+                busy = {entry.name for entry in entries if entry.users > 1}
+                return self._count(await self._remove(keys), held, busy)
+            except OSError as err:
+                self._contents.grow_cached(kept_bytes)  # the files and their records stay
+                return err
 
     async def _leave_views(self, keys: Sequence[bytes]) -> None:
         """Removes contents from views. Out of service the covers are removed already."""

@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 
 from cachefs.core.model import PAGE_BYTES
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
 from worker.cache.cache import Cache
 from worker.cache.grants import Grant
 
+SMALL = 100_000
 PAGES = 16  # a smaller file is brought whole by its open
 
 
@@ -60,5 +62,37 @@ def test_a_handle_that_ends_during_its_read_costs_no_cached_page(tmp_path: Path)
             os.close(fd)
             await until(lambda: rig.origin.script.body_bytes == (PAGES + 1) * PAGE_BYTES)
             assert await read(worker, ino) == rig.data[ino]
+
+    run(script())
+
+
+def test_contents_whose_last_user_leaves_while_they_are_dropped_are_dropped(tmp_path: Path) -> None:
+    """The drop of several waits for a thread that makes the file of one."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            catalog, ledger = only(worker)._catalog, only(worker).contents.ledger
+            for ino in (1, 2):
+                await fetch(worker, NAMESPACE, ino)
+            await until(lambda: not len(catalog))
+            first, second = [
+                await catalog.open(rig.space.origins[ino], rig.content(ino).key) for ino in (1, 2)
+            ]
+            first.creation.acquire()
+            freeing = asyncio.create_task(worker.free([rig.content(ino) for ino in (1, 2)]))
+            await until(lambda: catalog.is_live(first.key) and first.key in catalog._fences)
+            for _ in range(3):
+                await asyncio.sleep(0)  # it waits for the first one
+            catalog.leave(second)
+            first.creation.release()
+            assert (await freeing).files == 2
+            assert rig.published() == set()
+            catalog.leave(first)
+            await until(lambda: not len(catalog))
+            await until(lambda: not ledger.unlinked_bytes)
+            assert ledger.cached_bytes == 0
 
     run(script())
