@@ -135,7 +135,7 @@ class Catalog:
             finally:
                 self._disk.wake.call(self.leave, entry)
 
-        entry.users += 1  # for the thread: a late look must not meet a newer entry
+        entry.users += self._disk.health.in_service  # for the thread, which may be late
         try:
             looked = await self._disk.call(call, discard=LookupResult.close, limit_s=None)
         except OSError as err:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cachefs.core.model import PAGE_BYTES
 from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
+from tests.unit.worker_tiers.rig import come_back, leave
 from worker.cache.cache import Cache
 from worker.cache.grants import Grant
 
@@ -94,5 +95,27 @@ def test_contents_whose_last_user_leaves_while_they_are_dropped_are_dropped(tmp_
             await until(lambda: not len(catalog))
             await until(lambda: not ledger.unlinked_bytes)
             assert ledger.cached_bytes == 0
+
+    run(script())
+
+
+def test_a_lookup_that_a_lost_tier_prevents_leaves_no_entry(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.put(1, SMALL)
+        async with rig.worker() as worker:
+            one = only(worker)
+            await fetch(worker, NAMESPACE, 1)
+            await until(lambda: not len(one._catalog))
+            opening = asyncio.create_task(
+                one._catalog.open(rig.space.origins[1], rig.content(1).key)
+            )
+            await asyncio.sleep(0)  # the lookup has not begun
+            leave(one)
+            one._catalog.leave(await opening)
+            assert len(one._catalog) == 0
+            come_back(one)
+            assert await read(worker, 1) == rig.data[1]
+            assert rig.origin.script.body_bytes == SMALL
 
     run(script())
