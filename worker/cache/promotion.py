@@ -220,10 +220,9 @@ class Moves:
                 if held is not None:
                     found[one] = held
             best = max(found, key=lambda one: _worth(one, found[one], key), default=None)
-            for one in having:
+            for one in found:  # a tier that gave no answer keeps what it has
                 if one is not best and best is not None:
                     await _hold_too(key, one, best)
-                if one is not best:
                     await one.let_go(key)
             having = [one for one in having if key in one.order]
         doubled = self._doubled.get(key)

@@ -348,9 +348,9 @@ class Tier:
             return None
 
     async def hold_of(self, key: bytes) -> Hold | None:
-        """Returns how long a content is held here."""
+        """Returns how long a content is held here. Raises OSError."""
         until_s, though_read = self.contents.order.held(key)
-        record = await self.record(key) if until_s else None
+        record = await self.disk.call(self.disk.directory.index.get, key) if until_s else None
         return Hold(record.held_until_s, though_read) if record and record.held_until_s else None
 
     async def hold(self, key: bytes, hold: Hold) -> None:
