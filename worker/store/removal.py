@@ -9,6 +9,7 @@ truncated. Blocking.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from worker.store.writer import Writer
 
 LEASE_LOOKS: Final = 200  # `is_unused` in another thread holds a lease for a moment
 LEASE_PAUSE_S: Final = 0.001
+
+MayGoOn = Callable[[], bool]  # asked in the thread, before anything is removed
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ def evict(
     writer: Writer,
     names: Sequence[str],
     need_bytes: int,
-    may_go_on: Callable[[], bool],
+    may_go_on: MayGoOn,
 ) -> Evicted:
     """Evicts files of `names`, in order, until `need_bytes` are free or `may_go_on` (the master's
     permission) returns False. Raises OSError if the commit fails; the files are then published
@@ -96,10 +99,22 @@ def is_busy(tier: TierDirectory, name: str) -> bool:
         os.close(fd)
 
 
-def drop(tier: TierDirectory, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]:
+def always() -> bool:
+    return True
+
+
+def drop(
+    tier: TierDirectory,
+    writer: Writer,
+    names: Sequence[str],
+    may_go_on: MayGoOn = always,
+) -> dict[str, Dropped]:
     """Removes files from the tier even if they are open. The caller submits no more changes for
-    them. Raises OSError before any file was unlinked."""
+    them. Raises OSError before any file was unlinked: BlockingIOError if `may_go_on` (the master's
+    permission) returns False."""
     writer.write([])  # waits until queued changes are published, so that they are unpublished here
+    if not may_go_on():
+        raise BlockingIOError(errno.EAGAIN, "the permission to drop files has ended")
     found: dict[str, _Removal] = {}
     try:
         for name in names:

@@ -22,7 +22,7 @@ from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.holds import Hold
 from worker.store.lookup import LookupResult, lookup_content
 from worker.store.records import HELD_READ, FileRecord
-from worker.store.removal import Dropped, drop
+from worker.store.removal import Dropped, MayGoOn, always, drop
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
@@ -200,7 +200,7 @@ class Catalog:
         """Removes a file without a record. The entry is detached and fenced."""
         with fence:
             try:
-                self._close_all(await self._remove([entry.key]))
+                self._close_all(await self._remove([entry.key], always))
             except OSError:  # the index takes nothing; a record without a file does no harm
                 with contextlib.suppress(OSError):
                     await self._disk.threads.run(self._disk.directory.unlink, entry.name)
@@ -231,17 +231,17 @@ class Catalog:
             for entry in entries:
                 self.leave(entry)
 
-    async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
+    async def drop(self, keys: Sequence[bytes], may_go_on: MayGoOn = always) -> FreedCounts:
         """Drops what is cached of these contents, in use or not. Raises OSError when the index
-        cannot be written (nothing is unlinked then), or when the disk hangs: the drop continues
-        once it answers."""
+        cannot be written or it may not go on (nothing is unlinked then), or when the disk hangs:
+        the drop continues once it answers."""
         if not self._disk.health.in_service:
             raise no_answer()
         keys = [*dict.fromkeys(keys)]
         await self._until_free_to_drop(keys)
         fence = contextlib.ExitStack()
         entries = fence.enter_context(self.removing(keys))
-        work = self._context.tasks.start(self._drop_fenced(keys, entries, fence))
+        work = self._context.tasks.start(self._drop_fenced(keys, entries, fence, may_go_on))
         done = await self._disk.unless_left(work, None)
         counts: FreedCounts | OSError = done.result() if done is not None else no_answer()
         if isinstance(counts, OSError):
@@ -260,14 +260,18 @@ class Catalog:
         keys = [entry.key for entry in entries]
         fence = contextlib.ExitStack()
         fence.enter_context(self.removing(keys))
-        result = await self._drop_fenced(keys, entries, fence)
+        result = await self._drop_fenced(keys, entries, fence, always)
         for entry in (*entries, *self._detached):  # also what was dropped before, and is open
             entry.pages = PageMap(entry.size)
         if isinstance(result, OSError):
             raise result
 
     async def _drop_fenced(
-        self, keys: Sequence[bytes], entries: Sequence[Entry], fence: contextlib.ExitStack
+        self,
+        keys: Sequence[bytes],
+        entries: Sequence[Entry],
+        fence: contextlib.ExitStack,
+        may_go_on: MayGoOn,
     ) -> FreedCounts | OSError:
         kept_bytes = 0
         with fence:
@@ -278,7 +282,7 @@ class Catalog:
                 for entry in entries:
                     await self._detach_safely(entry)
                 busy = {entry.name for entry in entries if entry.users > 1}
-                return self._count(await self._remove(keys), held, busy)
+                return self._count(await self._remove(keys, may_go_on), held, busy)
             except OSError as err:
                 self._contents.grow_cached(kept_bytes)  # the files and their records stay
                 return err
@@ -328,11 +332,11 @@ class Catalog:
         self._contents.unlink(entry.allocated_bytes)
         entry.committed()
 
-    async def _remove(self, keys: Sequence[bytes]) -> dict[str, Dropped]:
+    async def _remove(self, keys: Sequence[bytes], may_go_on: MayGoOn) -> dict[str, Dropped]:
         """Removes the files and records of fenced contents."""
         names = [key.hex() for key in keys]
         dropped = await self._disk.threads.call(
-            drop, self._disk.directory, self._disk.writer, names, discard=self._close_all
+            drop, self._disk.directory, self._disk.writer, names, may_go_on, discard=self._close_all
         )
         for key in keys:
             self._contents.forget(key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +17,18 @@ from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import PolicyService
 from tests.services.loading import fetch
-from tests.unit.worker.rig import NAMESPACE, Namespace, Rig, only, open_reader, read, run
+from tests.unit.worker.rig import (
+    LIMIT_S,
+    NAMESPACE,
+    Namespace,
+    Rig,
+    only,
+    open_reader,
+    read,
+    run,
+    until,
+)
+from worker.cache import policies
 from worker.cache.expiry import Expiry
 
 SIZE = 100_000
@@ -206,5 +220,35 @@ def test_how_many_own_it_is_heard_of_what_is_cached_and_of_what_is_open(tmp_path
             opened.close()
             await worker.free([rig.content(ino) for ino in (1, 2, 3)])
             assert len(one.contents.rules) == 0
+
+    run(script())
+
+
+def test_what_was_pinned_before_a_late_drop_stays(tmp_path: Path) -> None:
+    """The threads of the disk are busy until the master's permission has ended."""
+
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        space.say(1, ttl_s=60.0)
+        async with rig.worker(disk_threads=1) as worker:
+            one, go_on = only(worker), threading.Event()
+            await fetch(worker, NAMESPACE, 1)
+            await one.expirer.tick()
+            rig.wall_s += 60
+            space.valid_for_s = 0.05
+            one.disk.threads.submit(go_on.wait, LIMIT_S, done=lambda *_: None)
+            asked = len(space.asked)
+            freeing = asyncio.create_task(one.expirer.tick())
+            await until(lambda: len(space.asked) > asked)
+            ends_s = time.monotonic() + space.valid_for_s
+            await until(lambda: time.monotonic() > ends_s)
+            go_on.set()
+            await freeing
+            assert rig.published() == {rig.name(1)}
+            assert worker.status()["tiers"][0]["state"] == "normal"
+            space.valid_for_s = 10.0
+            rig.wall_s += policies.RETRY_S
+            await one.expirer.tick()
+            assert rig.published() == set()
 
     run(script())
