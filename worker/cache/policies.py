@@ -146,10 +146,14 @@ class Expirer:
     async def _ask_about_fresh(self) -> None:
         over = [key for key in self._charges.promised() if not self._catalog.is_live(key)]
         fresh, self._fresh = self._fresh, {}
-        for namespace, filled in _by_namespace(fresh).items():
-            self._versions.setdefault(namespace, self._version(namespace))
-            if not await self._learn(namespace, filled):
-                self._again.add(namespace)
+        try:
+            for namespace, filled in _by_namespace(fresh).items():
+                self._versions.setdefault(namespace, self._version(namespace))
+                if not await self._learn(namespace, filled):
+                    self._again.add(namespace)
+        except OSError:
+            self._fresh = fresh | self._fresh  # the rest was not asked about
+            raise
         self._contents.settle_charges(over)
 
     async def _ask_about_changed(self) -> None:

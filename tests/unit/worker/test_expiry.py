@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +32,8 @@ from tests.unit.worker.rig import (
 )
 from worker.cache import policies
 from worker.cache.expiry import Expiry
+from worker.tier.disk import no_answer
+from worker.tier.ledger import allocation
 
 SIZE = 100_000
 STEPS = st.lists(
@@ -248,6 +252,36 @@ def test_what_was_pinned_before_a_late_drop_stays(tmp_path: Path) -> None:
             assert worker.status()["tiers"][0]["state"] == "normal"
             space.valid_for_s = 10.0
             rig.wall_s += policies.RETRY_S
+            await one.expirer.tick()
+            assert rig.published() == set()
+
+    run(script())
+
+
+def test_rules_that_a_late_disk_left_unknown_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "ASKED_AT_ONCE", 1)
+
+    async def late(*_: Any, **__: Any) -> Any:
+        raise no_answer()
+
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        for ino in (1, 2, 3):
+            space.say(ino, ttl_s=60.0, quotas=((b"dir", 100_000_000),))
+        async with rig.worker() as worker:
+            one = only(worker)
+            await one.expirer.tick()
+            for ino in (1, 2, 3):
+                await fetch(worker, NAMESPACE, ino)
+            await until(lambda: not len(one._catalog))
+            with monkeypatch.context() as patch:
+                patch.setattr(one.disk, "call", late)
+                await one.expirer.tick()
+            await one.expirer.tick()
+            assert one.contents.charges.used() == {b"dir": 3 * allocation(SIZE)}
+            rig.wall_s += 60
             await one.expirer.tick()
             assert rig.published() == set()
 
