@@ -77,6 +77,7 @@ class TierLoading:
         self._loop = asyncio.get_running_loop()
         self._known: list[Load] = []  # to be looked up together
         self._few = asyncio.Semaphore(FEW)
+        self._tickets: set[Ticket] = set()  # of files on their way into the cache
 
     def expect_downloads(self) -> None:
         """See `CacheLoading`."""
@@ -130,6 +131,8 @@ class TierLoading:
         )
         if not has_room and (entry.detached or not self._space.may_fit(need_bytes, entry)):
             return self._bring_in_transit(entry, ended, ticket)
+        if ticket is not None:
+            self._tickets.add(ticket)
         self._filler.claim(
             entry,
             0,
@@ -162,6 +165,7 @@ class TierLoading:
 
     def withdraw(self, key: bytes, ticket: Ticket, *, is_opened: bool) -> None:
         """See `CacheLoading`."""
+        self._tickets.discard(ticket)
         self._segments.withdraw(key, ticket, is_opened=is_opened)
 
     def places_ahead(self) -> int:
@@ -176,9 +180,12 @@ class TierLoading:
         piece: Piece,
         error: CacheFSError | None,
     ) -> None:
-        """Ends a prefetch. One that found no room after all continues in the transit window."""
+        """Ends a prefetch. One that found no room after all continues in the transit window, if its
+        order still waits for the open."""
         is_here = error is None and self._filler.is_here(piece.entry, piece.end - 1)
-        if not is_here and error is None and ticket is not None:
+        is_awaited = ticket in self._tickets
+        self._tickets -= {ticket}
+        if not is_here and error is None and is_awaited:
             if self._bring_in_transit(piece.entry, ended, ticket) is PrefetchResult.REFUSED:
                 ended(False)
             return

@@ -163,11 +163,11 @@ def test_a_late_open_takes_nothing_back(tmp_path: Path) -> None:
     async def script(rig: Rig, watched: Watched, inos: list[int]) -> None:
         await lend_floor(watched, rig, inos)
         ledger = only(watched.worker).contents.ledger
-        before_bytes = ledger.cached_bytes  # evicted files that are still open are no part of it
+        before_bytes = ledger.lent_floor_bytes
         for ino in inos:
             assert await read(watched.worker, ino) == rig.data[ino]
         await only(watched.worker).housekeeping.tick()
-        assert ledger.cached_bytes >= before_bytes
+        assert ledger.lent_floor_bytes >= before_bytes
 
     trial(tmp_path, script, 400, 16 * MIB)
 
@@ -241,6 +241,35 @@ def test_the_end_of_an_order_gives_its_window_back(tmp_path: Path) -> None:
         await opened(watched.ahead, watched.worker, rig, inos[-1])
 
     trial(tmp_path, script, 400, 16 * MIB)
+
+
+@pytest.mark.parametrize("is_opened", [True, False])
+def test_a_file_that_no_order_waits_for_any_more_takes_no_place(
+    tmp_path: Path, is_opened: bool
+) -> None:
+    """Admission refuses it late: it was opened before, or its order has ended."""
+
+    async def script(rig: Rig, watched: Watched, inos: list[int]) -> None:
+        space, is_refused = only(watched.worker)._space, asyncio.Event()
+
+        async def refuse(*_: Any) -> bool:
+            await is_refused.wait()
+            return False
+
+        space.reserve_nowait = lambda *_, **__: False  # type: ignore[method-assign]
+        space.may_fit = lambda *_: True  # type: ignore[method-assign]
+        space.reserve = refuse  # type: ignore[method-assign,assignment]
+        announce(watched.ahead, inos)
+        await until(lambda: watched.ahead.files == len(inos))
+        if is_opened:
+            for ino in inos:
+                assert watched.ahead.announced(ME, NAMESPACE, ino)
+        else:
+            watched.ahead.orders.book.end_session(ME)
+        is_refused.set()
+        await watched.settled()
+
+    trial(tmp_path, script, 30, 64 * MIB)
 
 
 def test_two_orders_that_share_files_fetch_them_once(tmp_path: Path) -> None:
