@@ -84,8 +84,13 @@ def _fill_in(
         complete = complete and not bad
         used_epoch = epoch
         _put(looked, writer, key, record, bad, complete, epoch)
-    elif looked.grown_bytes or complete != record.complete:
+    elif complete != record.complete:
         _put(looked, writer, key, record, {}, complete, record.epoch)
+    elif looked.grown_bytes:
+        try:
+            _put(looked, writer, key, record, {}, complete, record.epoch)
+        except OSError:  # the index takes nothing: the file is read, with the recorded allocation
+            looked.allocated_bytes, looked.grown_bytes = record.allocated_bytes, 0
     if complete:
         looked.published = publish_trusted(tier, key.hex(), used_epoch)
 
