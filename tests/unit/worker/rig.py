@@ -281,6 +281,11 @@ async def read(worker: Cache, ino: int, step: int = 128 << 10) -> bytes:
     return b"".join(parts)
 
 
+async def recorded(worker: Cache) -> None:
+    """Waits until the index has what was read: until then it is in use, and is not evicted."""
+    await until(lambda: not len(only(worker)._catalog))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Waits, bounded, for something that threads bring about."""
     deadline = asyncio.get_running_loop().time() + LIMIT_S

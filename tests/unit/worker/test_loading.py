@@ -14,7 +14,17 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import AccessDenied
 from cachefs.core.jobs import FileProgress, Task, TaskFile, TaskKind, TaskResult
 from cachefs.core.policies import Rule
-from tests.unit.worker.rig import LIMIT_S, MIB, Rig, only, open_reader, read, run, until
+from tests.unit.worker.rig import (
+    LIMIT_S,
+    MIB,
+    Rig,
+    only,
+    open_reader,
+    read,
+    recorded,
+    run,
+    until,
+)
 from worker.cache.cache import Cache
 from worker.loads.loader import Loader
 from worker.store.records import HELD_READ
@@ -218,6 +228,7 @@ def test_a_load_makes_room_whatever_admission_says(tmp_path: Path) -> None:
         async with loading(rig) as (worker, master):
             for ino in old:
                 await read(worker, ino)
+            await recorded(worker)
             assert (await master.do(wanted)).failures == []
             assert await master.check(wanted) == []
 
@@ -286,6 +297,7 @@ def test_a_master_that_does_not_say_what_may_go_is_no_want_of_room(tmp_path: Pat
         async with loading(rig) as (worker, master):
             for ino in range(1, 81):
                 await read(worker, rig.put(ino, SIZE))
+            await recorded(worker)
             rig.space.answers = False
             outcome = await master.do([rig.put(101, 2 * MIB)])
             assert [one.code for one in outcome.failures] == ["unavailable"]

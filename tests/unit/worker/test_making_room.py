@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core.model import ContentId
 from cachefs.core.services import Permission
-from tests.unit.worker.rig import MIB, Namespace, Rig, read, run
+from tests.unit.worker.rig import MIB, Namespace, Rig, read, recorded, run
 from worker.tier import admission as space
 
 ANSWER_S = 0.1
@@ -39,6 +39,7 @@ def test_an_eviction_that_finds_little_ends_soon(
             for ino in range(1, 81):
                 await read(worker, rig.put(ino, 100 << 10))
             assert not rig.space.asked
+            await recorded(worker)
             rig.put(1000, 7 * MIB)
             assert await read(worker, 1000) == rig.data[1000]
             assert 1 <= len(rig.space.asked) < MOST_ROUNDS

@@ -13,7 +13,7 @@ import pytest
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.messages import AnnounceOrder
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, recorded, run, until
 from worker.cache.cache import Cache
 from worker.fill.segments import Segments
 from worker.fill.transit import OPENING_S
@@ -44,7 +44,7 @@ async def fill_cache(watched: Watched, rig: Rig, inos: list[int]) -> None:
         for ino in inos:
             assert await read(watched.worker, ino) == rig.data[ino]
         await watched.settled()
-        await until(lambda: not len(tier._catalog))
+        await recorded(watched.worker)
         tier.contents.want_floor()
         await tier.housekeeping.tick()
         is_full = 0 <= tier.contents.ledger.free_for_files < allocation(SIZE)
@@ -106,7 +106,8 @@ def test_epochs_over_a_small_cache_fetch_what_it_refuses_once_each(tmp_path: Pat
         for epoch in range(3):
             order = [*inos]
             rng.shuffle(order)
-            await until(lambda: not only(worker)._filler._pieces and not len(only(worker)._catalog))
+            await watched.settled()
+            await recorded(worker)
             announce(ahead, order)
             before = rig.origin.script.body_bytes
             cached = len(rig.published()) if epoch else 0
@@ -115,6 +116,7 @@ def test_epochs_over_a_small_cache_fetch_what_it_refuses_once_each(tmp_path: Pat
                 watched.check()
             fetched = rig.origin.script.body_bytes - before
             assert 0 <= (count - cached) * SIZE - fetched < 5 * SIZE, epoch
+            await recorded(worker)
             for _ in range(2):  # the first one measures the index
                 await only(worker).housekeeping.tick()
             ledger = only(worker).contents.ledger
