@@ -26,7 +26,7 @@ class Listing:
         self.error: CacheFSError | None = None
         self.done = False
         self.empty = False  # True once the listing ended without a name
-        self.overtaken: set[bytes] = set()  # only the store's writer uses it
+        self.overtaken: set[bytes] = set()  # only the store's writer changes it
         self._moved = asyncio.Event()
 
     def passed(self, name: bytes) -> bool:

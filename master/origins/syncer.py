@@ -292,6 +292,7 @@ class Syncer:
         entry, asked_at, marks, older, is_outdated = await self._reply(parent, name, place)
         checked_at = asked_at if place.interval_s and not is_outdated else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
+        was_overtaken = older is not None and name in older.overtaken
 
         def apply(txn: Transaction) -> tuple[Stored | None, int]:
             txn.check_source(parent, place.mount.root, place.mount.key)
@@ -307,8 +308,12 @@ class Syncer:
                 self.keep(txn.stat_changes)
             return stored, txn.removed_directories
 
+        def undo() -> None:
+            if older is not None and not was_overtaken:
+                older.overtaken.discard(name)
+
         async def write() -> Stored | None:
-            stored, removed = await self.write(apply)
+            stored, removed = await self.write(apply, undo)
             if removed:
                 self.directories_removed()
             self.wake()
@@ -407,14 +412,20 @@ class Syncer:
         """Ends `keep`. The caller, in any thread, then schedules `directories_removed`."""
         self._kept.difference_update(ino for _, ino in removed_directories(changes))
 
-    async def write(self, function: Callable[[Transaction], T]) -> T:
-        """Runs `function` in a write transaction, which is durable when this returns. Raises
-        Unavailable if many writes wait for a store that is late (a full queue stops the loop), or
-        if its present commit has taken longer than any caller waits."""
+    async def write(
+        self, function: Callable[[Transaction], T], undo: Callable[[], None] | None = None
+    ) -> T:
+        """Runs `function` in a write transaction, which is durable when this returns. If it is not
+        committed, the writer's thread calls `undo` before the next write. Raises Unavailable if
+        many writes wait for a store that is late (a full queue stops the loop), or if its present
+        commit has taken longer than any caller waits."""
         is_full = self.store.waiting > MOST_WAITING and is_late(self.store)
         if is_full or self.store.waits_s > self.deadline_s:
             raise Unavailable("the disk of the metadata store does not answer")
-        return await asyncio.wrap_future(transact(self.store, function))
+        future = transact(self.store, function)
+        if undo is not None:
+            future.add_done_callback(lambda done: undo() if done.exception() else None)
+        return await asyncio.wrap_future(future)
 
     def spawn(
         self, work: Coroutine[Any, Any, T], mount: Mount | None = None, *, waits: bool = False

@@ -23,12 +23,14 @@ LIMIT_S = 30.0
 
 
 class TroubledStore(MemoryStore):
-    """A store whose commits wait for `goes_on`, or fail with `error`."""
+    """A store whose transactions wait for `goes_on`, or fail with `error`; or their commits fail,
+    with `commit_error`."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.error: CacheFSError | None = None
+        self.commit_error: CacheFSError | None = None
         super().__init__()
 
     @contextmanager
@@ -38,6 +40,8 @@ class TroubledStore(MemoryStore):
             raise self.error
         with super()._begin() as writer:
             yield writer
+            if self.commit_error is not None:
+                raise self.commit_error
 
 
 @pytest.fixture
@@ -148,6 +152,33 @@ def test_a_listing_that_cannot_be_recorded_is_no_failure_of_the_origin(
                 await master.list_dir(ROOT_INO, b"", 10)
             (source,) = master.status()["sources"]
             assert (source["origin_down"], source["origin_errors"]) == (True, 1)
+
+    run(script())
+
+
+def test_a_listing_skips_no_name_of_which_a_later_reply_was_not_committed(
+    store: TroubledStore,
+) -> None:
+    origin = MemoryConnector(page_entries=1)
+    for name in (b"a", b"b"):
+        origin.put(name, b"first")
+
+    async def script() -> None:
+        async with known(store, origin) as master:
+            origin.put(b"b", b"second version")
+            origin.block("page")
+            listing = asyncio.ensure_future(master.list_dir(ROOT_INO, b"", 10))
+            await asyncio.to_thread(origin.wait_blocked, "page")
+            await asyncio.wrap_future(store.write(lambda _: None))  # after the first page
+            store.commit_error = NoSpace("full")
+            with pytest.raises(NoSpace):
+                await master.lookup(ROOT_INO, b"b")
+            store.commit_error = None
+            origin.unblock("page")
+            await listing
+            found = await master.lookup(ROOT_INO, b"b")
+            assert found.inode is not None
+            assert found.inode.size == len(b"second version")
 
     run(script())
 
