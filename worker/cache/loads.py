@@ -332,10 +332,12 @@ class TierLoading:
         else:
             raise Unavailable("it was given up again and again")
         load.came()
+        if entry.lacks_records(first, end):
+            self._catalog.record(entry)  # the index has refused some
         if entry.uncommitted:
             await entry.next_commit(self._loop)
         self._check(entry)
-        if not entry.recorded:
+        if not entry.recorded or entry.lacks_records(first, end):
             raise self._lost(entry)
         if load.hold is not None:
             await self._catalog.hold([(entry.key, load.hold)])

@@ -64,7 +64,7 @@ class Checks:
             if entry.uncommitted:
                 await entry.next_commit(asyncio.get_running_loop())
             pages = pages_of(entry.size, file.block)
-            is_kept = entry.recorded and not entry.detached
+            is_kept = entry.recorded and not (entry.detached or entry.lacks_records(*pages))
             return is_kept and not any(entry.pages.missing(*pages))
         finally:
             self._catalog.leave(entry)

@@ -27,7 +27,7 @@ from worker.tier.contents import Contents
 from worker.tier.context import TierContext
 from worker.tier.disk import TierDisk, no_answer
 from worker.tier.entry import Entry, stray
-from worker.tier.entry_state import Event, State, Stories
+from worker.tier.entry_state import Event, State, Stories, of_lookup
 from worker.tier.freed_counts import FreedCounts
 from worker.tier.unlinked import UnlinkedOpenFiles
 
@@ -143,7 +143,7 @@ class Catalog:
             self._move(entry, Event.DISK_FAILED)
             looked = LookupResult()
         else:
-            self._move(entry, _found(looked))
+            self._move(entry, of_lookup(looked.fd >= 0, published=looked.published))
         entry.looking = None
         self._take_in(entry, looked)
         self.retire_if_unused(entry)
@@ -156,7 +156,7 @@ class Catalog:
             log.warning("%s: %d pages were damaged, fetched again", entry.name, looked.bad_pages)
         if looked.lost:
             self._contents.forget(entry.key)
-        entry.fd = looked.fd
+        entry.fd, entry.has_record = looked.fd, looked.fd >= 0
         entry.pages = PageMap(entry.size, looked.bits)
         entry.allocated_bytes = looked.allocated_bytes
         if not self._contents.order_known or self._contents.is_held(entry.key):
@@ -437,27 +437,35 @@ class Catalog:
         entry.uncommitted += 1
 
         def done(error: OSError | None) -> None:
-            self._disk.wake.call(self._committed, entry, publish, error)
+            self._disk.wake.call(self._committed, entry, change, publish, error)
 
         if publish:
             self._disk.writer.submit([change], done, lambda: tier.publish(name))
         else:
             self._disk.writer.submit([change], done)
 
-    def _committed(self, entry: Entry, published: bool, error: OSError | None) -> None:
+    def _committed(
+        self, entry: Entry, change: PutFile | TouchFile, published: bool, error: OSError | None
+    ) -> None:
         entry.uncommitted -= 1
         if not entry.uncommitted:
             entry.committing.clear()
-        last = not entry.uncommitted
         if error is not None:
-            self.disk_fault(error)
-            self._move(entry, Event.COMMIT_FAILED)  # its file is removed with its last user
-            entry.committed()
-        elif published or last:
+            self._refused(entry, change, error)
+        else:
+            entry.has_record |= isinstance(change, PutFile)
             if published:
                 self._move(entry, Event.PUBLISH)
+        if error is not None or published or not entry.uncommitted:
             entry.committed()
         self.retire_if_unused(entry)
+
+    def _refused(self, entry: Entry, change: PutFile | TouchFile, error: OSError) -> None:
+        self.disk_fault(error)
+        if isinstance(change, PutFile) and not entry.detached:
+            entry.unrecorded = {**change.pages, **entry.unrecorded}  # for the next record
+        if isinstance(change, PutFile) and not entry.has_record:
+            self._move(entry, Event.COMMIT_FAILED)  # its file is removed with its last user
 
     def disk_fault(self, error: OSError) -> None:
         """The tier's disk failed: it rests for a while, logged once. Neither a lease nor a lack of
@@ -489,9 +497,3 @@ class Catalog:
                 entry.fd = -1
         self._live.clear()
         self._detached.clear()
-
-
-def _found(looked: LookupResult) -> Event:
-    if looked.fd < 0:
-        return Event.FOUND_NOTHING
-    return Event.FOUND_PUBLISHED if looked.published else Event.FOUND

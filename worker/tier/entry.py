@@ -39,7 +39,7 @@ class Entry:
 
     __slots__ = (
         "ahead", "allocated_bytes", "asked_in", "busy_pieces", "committing", "completing",
-        "creation", "failed", "fd", "hold", "hold_when_whole", "inflight",
+        "creation", "failed", "fd", "has_record", "hold", "hold_when_whole", "inflight",
         "inflight_bits", "key", "looking", "measured_bytes", "name", "on_commit", "origin",
         "page_count", "pages", "size", "state", "uncommitted", "unrecorded", "users",
     )  # fmt: skip
@@ -58,6 +58,7 @@ class Entry:
         self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
         self.committing: dict[int, int | None] = {}  # the same, submitted and not yet committed
         self.uncommitted = 0  # submissions to the index that are not committed
+        self.has_record = False  # committed
         self.on_commit: list[Callable[[], None]] = []  # see `committed`
         self.hold: Hold | None = None  # as recorded
         self.hold_when_whole: Hold | None = None  # it is to be held once it is complete
@@ -117,6 +118,10 @@ class Entry:
         else:
             future.set_exception(error)
             future.exception()  # perhaps no caller waits: that is no mistake
+
+    def lacks_records(self, first: int, end: int) -> bool:
+        """Returns whether cached pages of [first, end) are to be submitted to the index."""
+        return any(first <= page < end for page in self.unrecorded)
 
     def committed(self) -> None:
         """Ends the waits for a commit: nothing is uncommitted, or the disk hangs."""

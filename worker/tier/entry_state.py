@@ -35,7 +35,7 @@ class Event(enum.Enum):
     FOUND_PUBLISHED = "the lookup found a complete, published file"
     DISK_FAILED = "the disk gave no answer to the lookup"
     SUBMITTED = "pages were submitted to the index"
-    COMMIT_FAILED = "the index refused a record"
+    COMMIT_FAILED = "the index refused a record, and has none"
     PUBLISH = "the record of the complete file is committed"
     DROPPED = "the content is removed while it is in use"
     UNUSED = "the last user left"
@@ -58,7 +58,6 @@ TRANSITIONS: Final = {
     (_S.RECORDED, _E.DROPPED): _S.DETACHED,
     (_S.RECORDED, _E.UNUSED): _S.GONE,
     (_S.PUBLISHED, _E.SUBMITTED): _S.PUBLISHED,  # a hold, or the measured allocation
-    (_S.PUBLISHED, _E.COMMIT_FAILED): _S.EMPTY,
     (_S.PUBLISHED, _E.PUBLISH): _S.PUBLISHED,
     (_S.PUBLISHED, _E.DROPPED): _S.DETACHED,
     (_S.PUBLISHED, _E.UNUSED): _S.GONE,
@@ -66,6 +65,13 @@ TRANSITIONS: Final = {
     (_S.DETACHED, _E.PUBLISH): _S.DETACHED,
     (_S.DETACHED, _E.UNUSED): _S.GONE,
 }  # fmt: skip
+
+
+def of_lookup(found: bool, *, published: bool) -> Event:
+    """Returns the event of a lookup that the disk has answered."""
+    if not found:
+        return Event.FOUND_NOTHING
+    return Event.FOUND_PUBLISHED if published else Event.FOUND
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

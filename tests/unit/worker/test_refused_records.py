@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from cachefs.core.jobs import TaskFile
 from cachefs.core.model import PAGE_BYTES
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, run, until
+from tests.services.loading import load_into
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run, until
 from worker.cache.cache import Cache
 from worker.store.index import Index
 
@@ -25,6 +27,64 @@ def no_room(*_: Any) -> None:
 async def bring(worker: Cache, first: int, end: int) -> None:
     found = await worker.serving.bring(NAMESPACE, 1, first, end, peers_only=False)
     assert found == end - first
+
+
+def bits(rig: Rig, worker: Cache) -> int:
+    """Returns the pages of the file that the index has."""
+    index = only(worker).disk.directory.index
+    return index.bits(rig.content(1).key, PAGES * PAGE_BYTES)
+
+
+def test_a_refused_record_costs_no_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.put(1, PAGES * PAGE_BYTES)
+        async with rig.worker() as worker:
+            catalog = only(worker)._catalog
+            await bring(worker, 0, 2)
+            await until(lambda: not len(catalog))
+            with monkeypatch.context() as patch:
+                patch.setattr(Index, "write", no_room)
+                await bring(worker, 2, 3)
+                await until(lambda: not len(catalog))
+            assert bits(rig, worker) == 0b11
+            assert await read(worker, 1) == rig.data[1]
+            ranges = [(offset, size) for _, offset, size in rig.origin.script.ranges]
+            assert min(offset for offset, _ in ranges[2:]) >= 2 * PAGE_BYTES
+
+    run(script())
+
+
+def test_a_load_is_over_once_the_index_has_all_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refused some while a reader had the file open."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.put(1, PAGES * PAGE_BYTES)
+        async with rig.worker() as worker:
+            await bring(worker, 0, 1)
+            await until(lambda: bits(rig, worker) == 1)
+            reader = await open_reader(worker, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(Index, "write", no_room)
+                await bring(worker, 1, PAGES)
+                entry = only(worker)._catalog.live(rig.content(1).key)
+                assert entry is not None
+                await until(lambda: not entry.uncommitted)
+            only(worker).disk.health.returned()
+            origin, loading = rig.space.origins[1], only(worker).loading
+            assert await loading.checks.missing([TaskFile(origin)]) == [0]
+            await load_into(loading, origin)
+            assert bits(rig, worker) == (1 << PAGES) - 1
+            assert rig.published() == {rig.name(1)}
+            reader.close()
+        assert rig.origin.script.body_bytes == PAGES * PAGE_BYTES
+
+    run(script())
 
 
 def test_cached_pages_are_read_while_the_index_takes_no_record(
