@@ -180,6 +180,13 @@ class NameTooLong(CacheFSError):
     errno = errno.ENAMETOOLONG
 
 
+class FileTooLarge(CacheFSError):
+    """A file has more blocks than a cache keeps account of, as only a sparse one has."""
+
+    code = "file-too-large"
+    errno = errno.EFBIG
+
+
 class Unsupported(CacheFSError):
     """This build, store or kernel lacks the feature (a missing extra, an unknown scheme)."""
 

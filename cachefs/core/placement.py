@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 BLOCK_BYTES: Final = 256 << 20  # unit of placement: files up to this are whole on their owners
+LARGEST_FILE_BYTES: Final = BLOCK_BYTES << 18  # 64 TiB; origins show files of up to 8 EiB
 KEPT_ANSWERS: Final = 10_000
 
 _KEY: Final = struct.Struct("<QI")

@@ -25,6 +25,7 @@ STATUS_OF: Final = {
     "is-a-directory": 409,
     "unsupported": 422,
     "name-too-long": 422,
+    "file-too-large": 422,
     "throttled": 429,
     "credentials-missing": 502,
     "origin-error": 502,

@@ -97,6 +97,23 @@ def test_one_odd_object_hides_nothing_else(node: Node, server: ScriptedS3) -> No
     node.umount(mounted)
 
 
+def test_a_file_of_an_absurd_size_is_shown_and_not_opened(node: Node, server: ScriptedS3) -> None:
+    """[S-odd-objects] [S-errors] EFBIG."""
+    size = (1 << 63) - 1
+
+    def script(request: Request) -> Answer:
+        if request.method == "HEAD":
+            return head("e1", size)
+        return listing(("vast", size)) if "?" in request.target else ranged(request, DATA)
+
+    server.script = script
+    mounted = mount(node, server)
+    assert (mounted / "vast").stat().st_size == size
+    with pytest.raises(OSError, match=re.escape(f"[Errno {errno.EFBIG}]")):
+        (mounted / "vast").open()
+    node.umount(mounted)
+
+
 def endless_script(request: Request) -> Answer:
     """A bucket with a file, and a directory whose listing has no end: many pages without a name,
     the last of which names itself as the next one."""

@@ -13,9 +13,17 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cachefs.core.errors import CacheFSError, ProtocolError, Stale, Unavailable
+from cachefs.core.errors import (
+    CacheFSError,
+    FileTooLarge,
+    ProtocolError,
+    Stale,
+    Unavailable,
+)
 from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
+from cachefs.core.placement import LARGEST_FILE_BYTES
+from cachefs.core.policies import shown
 from cachefs.core.services import MetadataService
 from cachefs.core.tiers import TierSpec
 from worker.cache.cache_views import CacheViews
@@ -101,10 +109,12 @@ class Cache:
     ) -> Grant:
         """Opens a file; small ones wait until they are whole. `past_tier`: the caller cannot read
         from the tier's disk, and gets nothing of it. `nonce`: see `Open`. Raises Stale,
-        IsADirectory, and what the origin answers. Cancelled: nothing stays open, the fill continues
-        for others."""
+        IsADirectory, FileTooLarge, and what the origin answers. Cancelled: nothing stays open, the
+        fill continues for others."""
         origin = await self._metadata(namespace).locate(ino)
         _check_nonce(origin, nonce)
+        if origin.size > LARGEST_FILE_BYTES:  # a bitmap of its pages would fill the memory
+            raise FileTooLarge("a file of more than 64 TiB", path=shown(origin.path))
         tier = await self._chooser.chosen(origin, past_tier=past_tier)
         with tier.using():
             opened = await tier.opens.open(origin, past_tier=past_tier)

@@ -90,7 +90,7 @@ class Check:
     def _file(self, file: File, bits: dict[str, int]) -> Iterator[PageFinding]:
         self.total.files += 1
         self.total.bytes += file.inode.size
-        for block in blocks_of(file.inode):
+        for block in blocks_of(file.inode) if bits else ():
             counts = {worker: block.count(pages) for worker, pages in bits.items()}
             self.total.cached_pages += max(counts.values(), default=0)
             self.total.copies += sum(counts.values())

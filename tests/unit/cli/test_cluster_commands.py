@@ -388,6 +388,16 @@ def test_fsck_of_what_is_right(cluster: Cluster, run: Run) -> None:
     assert "nothing is damaged" in text
 
 
+def test_fsck_passes_over_a_file_of_an_absurd_size(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has 34 G blocks, and no worker caches it."""
+    monkeypatch.setitem(globals(), "BIG", Inode(9, Kind.FILE, (1 << 63) - 1, nonce=2))
+    cluster.members = (ALICE,)
+    cluster.pages = {ALICE: 3, BOB: 3}
+    assert "nothing is damaged" in ok(run("fsck", "/imagenet"))
+
+
 def test_fsck_finds_damage(cluster: Cluster, run: Run) -> None:
     cluster.members = (ALICE,)
     cluster.pages[ALICE] = 3
