@@ -89,6 +89,12 @@ class Piece:
         self.purpose = Purpose.CUT_OFF
         self.entry.asked_in.update(dict.fromkeys(self.unsettled, NO_EPOCH))
 
+    def tell_ended(self, error: CacheFSError | None = None) -> None:
+        """Tells the owner of the piece of its end. Later calls are ignored."""
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended(self, error)
+
     def settle_all(self, error: CacheFSError | None = None) -> None:
         """Resolves the futures of all pages that have none yet."""
         for page in [*self.unsettled]:

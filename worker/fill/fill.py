@@ -246,8 +246,7 @@ class Filler:
         if self.is_here(entry, piece.end - 1, past=piece.past):
             # Else the fill failed or room is short: no read-ahead now.
             self.on_piece_end(entry)
-        if piece.ended is not None:
-            piece.ended(piece, error)
+        piece.tell_ended(error)
         self._catalog.retire_if_unused(entry)
 
     def _uncount(self, piece: Piece) -> None:
@@ -271,10 +270,12 @@ class Filler:
         return self._segments.find(entry.key, page) is not None
 
     def leave_tier(self) -> None:
-        """Settles all pieces that use a disk that hangs: readers start others that bypass it."""
-        for piece in self._pieces:
+        """Settles all pieces that use a disk that hangs: readers start others that bypass it, and
+        loads end."""
+        for piece in [*self._pieces]:
             if not piece.past:
                 piece.settle_all()
+                piece.tell_ended()
         self._stalls.leave_tier()
         self._supply.downloads.end_processes()
         self._segments.leave_tier()

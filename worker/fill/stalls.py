@@ -89,6 +89,7 @@ class Stalls:
         error = Unreachable("the origin sends nothing, or too slowly", path=path_of(piece.entry))
         transfer.cut(error)
         piece.settle_all(error)
+        piece.tell_ended(error)
         self.origin_failed(piece.entry, error)
         key = self._cut[transfer] = _key(piece.entry.origin)
         self._stuck[key] += 1

@@ -84,12 +84,13 @@ class LoopCallbackQueue:
 
 
 class BackgroundCalls:
-    """Background calls, which must not delay readers. They take at most `most` threads at once; the
-    others are queued here. For the loop only."""
+    """Background calls, which must not delay readers. They take at most `most` threads at once, and
+    one more for each that is stuck; the others are queued here. For the loop only."""
 
     def __init__(self, threads: Threads, most: int) -> None:
         self._threads = threads
         self._most = most
+        self._stuck = 0
         self._running = 0
         self._later: collections.deque[_Call] = collections.deque()
 
@@ -101,16 +102,24 @@ class BackgroundCalls:
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
         """Runs a call, as `Threads.submit` does."""
-        if self._running >= self._most:
-            return self._later.append(_Call(function, args, done))
-        self._running += 1
-        self._threads.submit(function, *args, done=functools.partial(self._ended, done))
+        self._later.append(_Call(function, args, done))
+        self._begin_some()
+
+    def count_out(self, stuck: int) -> None:
+        """Sets the number of threads that are stuck."""
+        self._stuck = stuck
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        while self._later and self._running < self._most + self._stuck:
+            call = self._later.popleft()
+            self._running += 1
+            done = functools.partial(self._ended, call.done)
+            self._threads.submit(call.function, *call.args, done=done)
 
     def _ended(self, done: Done, result: Any, error: BaseException | None) -> None:
         self._running -= 1
-        if self._later:
-            call = self._later.popleft()
-            self.submit(call.function, *call.args, done=call.done)
+        self._begin_some()
         done(result, error)
 
 
@@ -190,6 +199,7 @@ class Threads:
         with self._lock:
             while self._waiting > self._live < self._most and not self._closed:
                 self._start()
+        self.behind.count_out(self._most - self._count)
 
     def close(self, wait_s: float) -> bool:
         """Runs the queued calls, then ends the threads. Blocks; results are still delivered.

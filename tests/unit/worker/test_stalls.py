@@ -12,12 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cachefs.core.errors import Unreachable
+from cachefs.core.errors import Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES, Origin
 from connectors.deadline import NEVER_S, until
+from tests.services.loading import fetch
 from tests.services.memory import MemoryConnector
 from tests.unit.worker import rig
-from tests.unit.worker.rig import Rig, only, run
+from tests.unit.worker.rig import NAMESPACE, Rig, only, run
+from tests.unit.worker_tiers.rig import come_back, leave
 from worker.cache.cache import Cache
 from worker.fill.segments import MOST_FILLING
 from worker.fill.source import OriginBody, OriginSource, Purpose, SourceBody
@@ -140,6 +142,61 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
             await rig.until(lambda: not only(worker)._filler._running)
             assert one.context.memory.buffers_bytes == 0
             for ino in hung:
+                assert await rig.read(worker, ino) == made.data[ino]
+
+    try:
+        run(script())
+    finally:
+        source.go_on.set()
+
+
+def test_loads_of_a_source_that_hangs_fail_and_those_of_others_go_on(tmp_path: Path) -> None:
+    """Small files, and pieces of a large one, take all threads that loads may take."""
+    made = Rig(tmp_path, 64 << 20, fetch_threads=4, ask_threads=2, load_threads=4)
+    hung = [*(made.put(ino, 300_000) for ino in range(1, 4)), made.put(4, 20 * PAGE_BYTES)]
+    for ino in hung:
+        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+    good = [made.put(1000, 300_000), made.put(1001, 3 * PAGE_BYTES)]
+    source = _Hung(made.origin)
+
+    async def script() -> None:
+        async with made.worker(source) as worker:
+            loading = [asyncio.create_task(fetch(worker, NAMESPACE, ino)) for ino in hung]
+            await rig.until(lambda: source.hung == 3 + 3)
+            others = [asyncio.create_task(fetch(worker, NAMESPACE, ino)) for ino in good]
+            await asyncio.sleep(0)
+            _look(worker, PAGE_LIMIT_S + 2 * GRACE_S)
+            for ended in await asyncio.gather(*loading, return_exceptions=True):
+                assert isinstance(ended, Unreachable)
+            await asyncio.gather(*others)
+            assert made.published() == {made.name(ino) for ino in good}
+            source.go_on.set()
+            await rig.until(lambda: not len(only(worker)._catalog))
+            assert only(worker).contents.ledger.reserved_bytes == 0
+
+    try:
+        run(script())
+    finally:
+        source.go_on.set()
+
+
+def test_a_load_into_a_tier_that_is_lost_ends(tmp_path: Path) -> None:
+    """Its thread is in a request, and may be in one for ever."""
+    made = Rig(tmp_path, 64 << 20)
+    inos = [made.put(1, 300_000), made.put(2, 20 * PAGE_BYTES)]
+    source = Stalling(made.origin)
+
+    async def script() -> None:
+        async with made.worker(source) as worker:
+            loading = [asyncio.create_task(fetch(worker, NAMESPACE, ino)) for ino in inos]
+            await rig.until(source.stalled.is_set)
+            leave(only(worker))
+            for ended in await asyncio.gather(*loading, return_exceptions=True):
+                assert isinstance(ended, Unavailable)
+            source.go_on.set()
+            come_back(only(worker))
+            await rig.until(lambda: not len(only(worker)._catalog))
+            for ino in inos:
                 assert await rig.read(worker, ino) == made.data[ino]
 
     try:

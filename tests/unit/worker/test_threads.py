@@ -102,6 +102,23 @@ def test_calls_behind_leave_threads_to_others_and_all_are_made() -> None:
     asyncio.run(script())
 
 
+def test_calls_behind_do_not_wait_for_stuck_ones() -> None:
+    async def script() -> None:
+        pool = Threads("test", 4, LoopCallbackQueue(asyncio.get_running_loop()))
+        go_on = threading.Event()
+        try:
+            stuck = [pool.behind.run(go_on.wait, 20.0) for _ in range(3)]
+            others = [pool.behind.run(lambda: "done") for _ in range(5)]
+            pool.count_out(3)
+            assert await asyncio.wait_for(asyncio.gather(*others), 20.0) == ["done"] * 5
+            assert not any(future.done() for future in stuck)
+        finally:
+            go_on.set()
+            assert pool.close(5.0)
+
+    asyncio.run(script())
+
+
 def test_calls_behind_hear_of_the_end() -> None:
     async def script() -> None:
         pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
