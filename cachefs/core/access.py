@@ -26,6 +26,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.globs import select
+from cachefs.core.policies import normal
 
 NOT_KNOWN: Final = "the token is not known"
 HEADER: Final = "Authorization"
@@ -257,13 +258,14 @@ def _needs_of(call: m.Message) -> Need | None:
 
 
 def _permit_paths(caller: Caller, call: m.Message, needs: Need) -> None:
-    """Raises AccessDenied for a path that the caller does not see."""
+    """Raises AccessDenied for a path that the caller does not see, BadConfig for an impossible
+    one."""
     if Need.ALL in needs:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
     if Need.PATH in needs and not all(caller.sees(path) for path in _paths(call)):
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
     # A policy at the prefix itself limits the token's holder, so only other callers may set it.
-    if Need.BELOW in needs and caller.prefix in [path.strip(b"/") for path in _paths(call)]:
+    if Need.BELOW in needs and caller.prefix in map(normal, _paths(call)):
         raise _denied(caller, f"is limited to what is below {_shown(caller.prefix)}")
 
 

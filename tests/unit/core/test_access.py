@@ -139,6 +139,8 @@ REGISTER = c.Register("w", "http://x", 1.0)
         (Caller("", b"imagenet", False, False), m.SetPolicy(NAMESPACE, b"imagenet/a", PIN), False),
         (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"imagenet/a", PIN), True),
         (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"/imagenet/", PIN), False),
+        (OF_TEAM, m.SetPolicy(NAMESPACE, b"imagenet/.", PIN), False),
+        (OF_TEAM, m.SetPolicy(NAMESPACE, b"/imagenet/.//", PIN), False),
         (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"other", PIN), False),
         (Caller("", b"", False, False), m.SetPolicy(NAMESPACE, b"other", PIN), False),
         (Caller(), m.SetPolicy(NAMESPACE, b"", PIN), True),
