@@ -27,6 +27,11 @@ def too_many(failures: int) -> str:
     return f"stopped after {failures:,} failed files, the limit"
 
 
+def too_large(size: int) -> str:
+    """Returns the cause of a file that no job loads."""
+    return f"a file of {format_size(size)} is too large to load"
+
+
 def no_room(left_bytes: int, room: Room) -> str:
     """Returns the message for a worker that has no space left."""
     return (

@@ -49,6 +49,7 @@ MAX_ATTEMPTS: Final = 3  # for one file, in one pass
 AGAIN_S: Final = 2.0  # before a retry, times the tries so far
 WRITE_FILES: Final = 2048  # passed by the watermark before the record is written
 WRITE_S: Final = 1.0
+MOST_FOUND: Final = 1 << 62  # bytes: a record has room for that
 MISSING: Final = "missing"
 NO_SPACE: Final = NoSpace.code
 _LOOK_AGAIN: Final = frozenset({"stale", "not-found"})
@@ -121,8 +122,8 @@ class Job:
             counted=position,
             matched=matched,
             files_found=record.files_found + files,
-            bytes_found=record.bytes_found + size,
-            bytes_needed=record.bytes_needed + needed,
+            bytes_found=min(MOST_FOUND, record.bytes_found + size),
+            bytes_needed=min(MOST_FOUND, record.bytes_needed + needed),
         )
 
     def note(self, path: bytes, err: CacheFSError) -> None:
@@ -170,6 +171,7 @@ class Job:
         load, parts, window = not self.checks, [], self.window
         for index, path, origin in files:
             parts += window.open(Slot(index, path, origin), load=load)
+        self._advance()  # the window refuses what is too large
         return parts
 
     def fed(self) -> None:
@@ -235,6 +237,7 @@ class Job:
             return effects
         if origin is not None:
             effects.parts = self.window.begin_again(slot, origin)
+            self._advance()
             return effects
         code, cause = ("not-found", "it is gone") if err is None else (err.code, err.one_line())
         self.window.fail(slot, code, cause)

@@ -13,9 +13,11 @@ from typing import Final
 
 import msgspec
 
+from cachefs.core.errors import FileTooLarge
 from cachefs.core.jobs import JobFailure
 from cachefs.core.model import Origin
-from cachefs.core.placement import BLOCK_BYTES, block_count
+from cachefs.core.placement import BLOCK_BYTES, LARGEST_FILE_BYTES, block_count
+from master.state import job_messages
 
 WINDOW_FILES: Final = 4096 - 256  # leaves room for a batch of up to 256 files
 WINDOW_BYTES: Final = 64 << 30  # a larger file is in the window alone
@@ -119,7 +121,7 @@ class Window:
         return len(self._slots) >= WINDOW_FILES or self.bytes >= WINDOW_BYTES
 
     def open(self, slot: Slot, *, load: bool) -> list[Part]:
-        """Appends a file; returns its parts, to be handed out."""
+        """Appends a file; returns its parts, to be handed out. One that is too large has failed."""
         self._slots.append(slot)
         self.bytes += slot.origin.size
         return self.parts(slot, load=load)
@@ -129,6 +131,9 @@ class Window:
         size, replicas = slot.origin.size, max(1, slot.origin.rule.replicas)
         self.ahead_bytes -= slot.done_bytes
         slot.done_bytes = 0
+        if size > LARGEST_FILE_BYTES:  # each block would be a part in memory
+            self.fail(slot, FileTooLarge.code, job_messages.too_large(size))
+            return []
         slot.in_turn = load
         if size <= BLOCK_BYTES and replicas == 1:
             slot.left = 1

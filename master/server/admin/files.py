@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.core import admin as a
@@ -19,7 +19,7 @@ from cachefs.core.access import permit
 from cachefs.core.errors import CacheFSError, InUse, NotFound, ProtocolError, Unsupported
 from cachefs.core.model import ContentId, Inode, Kind
 from cachefs.core.pages import BLOCK_PAGES
-from cachefs.core.placement import Placement, block_count
+from cachefs.core.placement import LARGEST_FILE_BYTES, Placement, block_count
 from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, position
 
@@ -28,6 +28,8 @@ LOST: Final = "lost"
 WORKER_S: Final = 10.0  # the timeout of a worker's reply
 GO_ON_S: Final = 10.0  # then the reply has the sum so far and a `next`
 AT_ONCE: Final = 32  # requests in flight to workers
+MOST_BLOCKS: Final = block_count(LARGEST_FILE_BYTES)  # of one file
+BLOCKS_AT_ONCE: Final = 500
 
 T = TypeVar("T", bound=m.Message)
 
@@ -229,20 +231,32 @@ async def _located(at: At, asked: Asked) -> tuple[FileBatch, list[a.FileAt]]:
     placement = Placement(at.backend.workers.view.members)
     rules = await _rules(at, batch.files)
     all_ = zip(batch.files, rules, await asked.have(batch.files), strict=True)
-    return batch, [_file_at(file, rule, bitmaps, placement) for file, rule, bitmaps in all_]
+    return batch, [await _file_at(file, rule, bitmaps, placement) for file, rule, bitmaps in all_]
 
 
-def _file_at(file: File, rule: Rule, bitmaps: dict[str, int], placement: Placement) -> a.FileAt:
+async def _file_at(
+    file: File, rule: Rule, bitmaps: dict[str, int], placement: Placement
+) -> a.FileAt:
+    """Returns the first `MOST_BLOCKS` blocks of a file, and lets other requests have their turns:
+    a store may report a file of any size."""
     size_bytes = file.inode.size
     blocks = []
     count = pages.page_count(size_bytes)
-    for number in range(block_count(size_bytes)):
+    bits_of = {id: _in_blocks(bits) for id, bits in bitmaps.items()}
+    for number in range(min(MOST_BLOCKS, block_count(size_bytes))):
+        if not number % BLOCKS_AT_ONCE:
+            await asyncio.sleep(0)
         first, end = number * BLOCK_PAGES, min(count, (number + 1) * BLOCK_PAGES)
         owners = placement.owners(file.inode.ino, number, rule.owners)
-        mask = (1 << (end - first)) - 1
-        counts = {id: (bits >> first & mask).bit_count() for id, bits in bitmaps.items()}
+        counts = {id: min(end - first, bits(number)) for id, bits in bits_of.items()}
         cached = [a.CachedAt(id, count) for id, count in sorted(counts.items()) if count]
         length = pages.range_bytes(size_bytes, first, end)
         ids = [owner.id for owner in owners]
         blocks.append(a.BlockAt(number, length, end - first, ids, cached))
     return a.FileAt(a.text_of(file.path), size_bytes, blocks)
+
+
+def _in_blocks(bitmap: int) -> Callable[[int], int]:
+    """Returns a function from a block's number to its count of set bits."""
+    data, step = bitmap.to_bytes(-(-bitmap.bit_length() // 8), "little"), BLOCK_PAGES // 8
+    return lambda n: int.from_bytes(data[n * step : (n + 1) * step], "little").bit_count()

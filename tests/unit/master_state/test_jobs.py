@@ -7,7 +7,7 @@ import pytest
 from cachefs.core.errors import InUse, NotFound
 from cachefs.core.jobs import FileFailure, FullQuota, JobSpec, JobState, Room, TaskResult
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from cachefs.core.placement import BLOCK_BYTES
+from cachefs.core.placement import BLOCK_BYTES, LARGEST_FILE_BYTES
 from master.state import jobs
 from master.state.job_record import JobRecord, Write, decode_record, encode_record
 from master.state.jobs import AGAIN_S, MAX_ATTEMPTS, WRITE_S, Effects, Job
@@ -382,3 +382,32 @@ def test_retry_begins_a_round_of_failures() -> None:
     record = write(job).record
     assert (record.state, record.round, record.files_failed) == (JobState.VERIFYING, 1, 0)
     assert (record.counted, record.checked, record.ended_at_s) == (Position(), Position(), 0.0)
+
+
+def test_a_file_of_an_absurd_size_fails_without_a_part_for_each_block() -> None:
+    """A sparse file, or what a store reports."""
+    job = new()
+    assert fed(job, 1, size=LARGEST_FILE_BYTES + 1) == []
+    (part,) = fed(job, 2)
+    tell(job, part)
+    written = write(job)
+    assert (written.record.files_failed, written.record.files_done) == (1, 1)
+    assert [failure.code for failure in written.failures] == ["file-too-large"]
+
+
+def test_a_file_that_becomes_absurdly_large_ends_no_job() -> None:
+    job = new()
+    (part,) = fed(job, 1)
+    (slot,) = tell(job, part, code="stale").look
+    assert job.looked(slot, origin(1, LARGEST_FILE_BYTES + 1), None).parts == []
+    job.counting_ended()
+    job.fed()
+    assert job.checks, "the first pass has ended"
+
+
+def test_the_sum_of_absurd_sizes_can_be_recorded() -> None:
+    job = new()
+    for number in range(3):
+        job.counted(Position(0, b"f%d" % number), 1, (1 << 63) - 1, 1 << 63, matched=True)
+    record = write(job).record
+    assert decode_record(encode_record(record)) == record
