@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -50,7 +51,8 @@ class ClusterSources:
         self._namespaces: dict[NamespaceId, RemoteNamespace] = {}
         self._current: RemoteNamespace | None = None
         self._greeting: asyncio.Task[RemoteNamespace] | None = None
-        self._connectors: dict[tuple[NamespaceId, str], LazyConnector] = {}
+        self._connectors: dict[tuple[NamespaceId, str], LazyConnector] = {}  # the last used last
+        self._connecting = threading.Lock()
         self._made: dict[tuple[NamespaceId, str], tuple[UfsSpec, Connector]] = {}
         self._retired: list[Connector] = []  # reads in flight may use them
         self._meters: dict[str, Meter] = {}
@@ -165,20 +167,26 @@ class ClusterSources:
     # ---- origins ----
 
     def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
-        """Returns a connector without waiting; its first request looks up the source. Raises
-        NotFound for a namespace that is not attached, Unreachable for too many sources."""
-        known = self._connectors.get((namespace, ufs))
-        if known is None:
-            if len(self._connectors) >= MAX_CONNECTORS:
-                raise Unreachable("too many sources are read by this node")
-            find = functools.partial(self._find, self._opened(namespace), ufs)
-            known = self._connectors[namespace, ufs] = LazyConnector(find)
+        """Returns a connector without waiting; its first request looks up the source. Ends the one
+        that was unused for longest where there are too many, as sources come and go. Thread-safe.
+        Raises NotFound for a namespace that is not attached."""
+        find = functools.partial(self._find, self._opened(namespace), ufs)
+        with self._connecting:
+            known = self._connectors.pop((namespace, ufs), None) or LazyConnector(find)
+            self._connectors[namespace, ufs] = known
+            oldest = next(iter(self._connectors))
+            has_too_many = len(self._connectors) > MAX_CONNECTORS
+            ended = self._connectors.pop(oldest) if has_too_many else None
+        if ended is not None:
+            self._made.pop(oldest, None)
+            self._meters.pop(oldest[1], None)
+            ended.close()
         return known
 
     def _look_again(self) -> None:
         """Has every connector look its source up before its next request: an operator may have
         changed the options of a source."""
-        for connector in self._connectors.values():
+        for connector in [*self._connectors.values()]:
             connector.look_again()
 
     def _find(self, namespace: RemoteNamespace, ufs: str) -> Connector:

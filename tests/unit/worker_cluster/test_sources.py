@@ -34,6 +34,7 @@ from tests.unit.worker_cluster.fake_master import (
     until,
 )
 from worker.names.lazy_connector import AGAIN_S, FAILURE_KEPT_S, LazyConnector
+from worker.names.namespace import RemoteNamespace
 from worker.names.sources import ClusterSources
 
 VERSION = Fingerprint(Kind.FILE, 4)
@@ -184,6 +185,29 @@ def test_a_connector_is_made_by_the_first_read_and_shared() -> None:
 
     rig = play(script)
     assert rig.opened[0].closed
+
+
+def test_sources_that_come_and_go_fill_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find(self: RemoteNamespace, key: str) -> UfsSpec:
+        return UfsSpec(f"s3://{key}")
+
+    monkeypatch.setattr(RemoteNamespace, "find_ufs", find)
+    monkeypatch.setattr("worker.names.sources.MAX_CONNECTORS", 2)
+
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        await it.attach(attach("cachefs://fake:1/data"))
+
+        async def read(key: str) -> bytes:
+            found = it.connector(NAMESPACE, key)
+            return bytes(await asyncio.to_thread(found.read_all, b"x", VERSION))
+
+        for key in ("one", "two", "one", "three"):
+            assert await read(key) == b"x of s3://" + key.encode()
+        assert [connector.closed for connector in rig.opened] == [False, True, False]
+        assert sorted(it.status()[0]["origins"]) == ["one", "three"]
+        assert await read("two") == b"x of s3://two"
+
+    play(script)
 
 
 def test_a_source_that_is_not_there_fails_the_read() -> None:
