@@ -21,7 +21,6 @@ from master.state.lookups import LookupPolicy
 from master.state.records import NO_PARENT, Stored, name_of
 from master.store.base import Store
 from master.store.snapshot import Names
-from master.store.transaction import transact
 from master.tree import Place, Tree
 
 LISTING_PATIENCE_S: Final = 0.1  # a lookup falls back to a stat after waiting this long
@@ -39,7 +38,7 @@ class Answers:
         self._sync = sync
         self._clock = clock
         self._policy = LookupPolicy()
-        self._distrusted: set[int] = set()
+        self._distrusted: set[tuple[int, bytes]] = set()
 
     async def resolve(self, root: Inode, path: bytes) -> Found:
         """See `Master.resolve`. Starts again when a directory on the path ends in between."""
@@ -80,7 +79,7 @@ class Answers:
         stored = names.child(parent, name)
         if stored is not None:
             checked_at = max(stored.checked_at, listed_at)
-            if self._distrusted and stored.inode.ino in self._distrusted:
+            if (parent, name) in self._distrusted:
                 checked_at = 0.0
             valid_s = place.valid_s(checked_at, now)
             return Found(stored.inode, valid_s) if valid_s else None
@@ -88,6 +87,9 @@ class Answers:
         if complete:
             checked_at = max(checked_at, listed_at)
         valid_s = place.valid_s(checked_at, now)
+        if valid_s and names.directory(parent) is None:
+            # The listing in progress may fail: then no listing knows what clients were told.
+            self._sync.negatives.add(parent, name, checked_at)
         return Found(None, valid_s) if valid_s else None
 
     def _held_now(self, names: Names, ino: int) -> Found | None:
@@ -149,10 +151,9 @@ class Answers:
     async def _stat(
         self, parent: int, name: bytes, place: Place, *, has_changed: bool = False
     ) -> Stored | None:
-        """Stats the name at the origin and trusts it again if it exists; see `Syncer.stat`."""
+        """Stats the name at the origin and trusts it again; see `Syncer.stat`."""
         stored = await self._sync.stat(parent, name, place, has_changed=has_changed)
-        if stored is not None:
-            self._distrusted.discard(stored.inode.ino)
+        self._distrusted.discard((parent, name))
         return stored
 
     async def _lookup_by_listing(self, parent: int, name: bytes, place: Place) -> Found | None:
@@ -252,7 +253,7 @@ class Answers:
 
     async def report_changed(self, ino: int) -> None:
         """Stats the inode at its origin and announces its name to the clients. If the stat fails,
-        the inode becomes distrusted: the next access stats it again."""
+        the name becomes distrusted: the next access stats it again."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             at = names.place(ino)
@@ -261,17 +262,16 @@ class Answers:
             place = self._tree.directory(names, at[0])
         name = name_of(at[1])
         try:
-            self._distrusted.discard(ino)
             await self._stat(at[0], name, place, has_changed=True)
         except CacheFSError as err:
             self._sync.warn(place, name, err)
-            self._distrust(ino)
-        await asyncio.wrap_future(transact(self._store, lambda txn: txn.announce(at[0], name)))
+            self._distrust(at[0], name)
+        await self._sync.write(lambda txn: txn.announce(at[0], name))
         self._sync.wake()
 
-    def _distrust(self, ino: int) -> None:
+    def _distrust(self, parent: int, name: bytes) -> None:
         if len(self._distrusted) < MAX_DISTRUSTED:
-            self._distrusted.add(ino)
+            self._distrusted.add((parent, name))
 
 
 def _invisible(name: bytes) -> Found:

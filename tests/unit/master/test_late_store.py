@@ -207,3 +207,27 @@ def test_many_writes_for_a_disk_that_hangs_do_not_stop_the_loop(
             assert (await master.lookup(ROOT_INO, names[-1])).inode is not None
 
     run(script())
+
+
+def test_many_reports_for_a_disk_that_hangs_do_not_stop_the_loop(
+    store: TroubledStore, origin: MemoryConnector
+) -> None:
+    """Each read that meets another version is one."""
+
+    async def script() -> None:
+        async with known(store, origin) as master:
+            opened = await ino_of(master, b"a")
+            store.goes_on.clear()
+            reports = [
+                asyncio.ensure_future(master.report_changed(opened))
+                for _ in range(2 * MAX_QUEUED_WRITES)
+            ]
+            await until(lambda: any(one.done() for one in reports))
+            assert store.waiting <= MAX_QUEUED_WRITES
+            refused = [one.exception() for one in reports if one.done()]
+            assert {type(error) for error in refused} == {Unavailable}
+            store.goes_on.set()
+            await asyncio.gather(*reports, return_exceptions=True)
+            await master.report_changed(opened)
+
+    run(script())
