@@ -174,17 +174,34 @@ class Syncer:
         await self._distrust(listing.directory)
 
     async def _look_at_directory(self, directory: int) -> None:
-        """Checks with a stat whether a directory without names still exists at its origin."""
+        """Checks with a stat whether a directory without names still exists at its origin. If not,
+        checks those above it that may have ended with it."""
+        while (at := self._above(directory)) is not None:
+            directory, name, place = at
+            try:
+                stored = await self.stat(directory, name, place)
+            except CacheFSError as err:
+                return self.warn(place, name, err)
+            if stored is not None or not self.may_have_ended(directory, place):
+                return
+
+    def _above(self, directory: int) -> tuple[int, bytes, Place] | None:
+        """Returns the parent of a directory, its name there, and the parent's place; None if the
+        directory was removed, or is held. Raises Stale if the parent was removed."""
         with self.store.snapshot() as reader:
             names = Names(reader)
             at = names.place(directory)
             if at is None or self._tree.is_held(directory):
-                return
-            above = self._tree.directory(names, at[0])
-        try:
-            await self.stat(at[0], name_of(at[1]), above)
-        except CacheFSError as err:
-            self.warn(above, name_of(at[1]), err)
+                return None
+            return at[0], name_of(at[1]), self._tree.directory(names, at[0])
+
+    def may_have_ended(self, directory: int, place: Place) -> bool:
+        """Returns whether a directory, of which a name was removed, ended with it: it has no other
+        name, and the directories of its store are only parts of keys."""
+        if place.mount.connector.capabilities.directories:
+            return False
+        with self.store.snapshot() as reader:
+            return not Names(reader).children(directory, b"", None, 1)
 
     async def _distrust(self, directory: int) -> None:
         await self.write(lambda txn: txn.distrust_directory(directory))

@@ -24,11 +24,12 @@ from master.store.transaction import Transaction
 from master.tree import Mount, Place, Tree
 
 AT_ONCE: Final = 16  # requests to origins
-STEP: Final = 100  # names that are compared one by one before the next directory
+STEP: Final = 100  # names of a directory that are compared one by one in each turn
 PAGE: Final = 4000  # names
 CROWD: Final = 8  # names of one directory within a second: a listing is expected to compare them
-GATHER_S: Final = 0.25  # before recorded names are compared; twice as long each time, while
-LONGEST_GATHER_S: Final = 2.0  # further ones are recorded
+GATHER_S: Final = 0.25  # before all directories have a turn; twice as long each time, while
+LONGEST_GATHER_S: Final = 2.0  # further names are recorded
+LOOK_S: Final = 20e-6  # of work, for a directory that has a turn
 RETRY_S: Final = 5.0  # after an origin's error
 
 Known = tuple[int, bytes, Place]
@@ -115,10 +116,12 @@ class LookAgain:
             raise Throttled(f"more than {MAX_NAMES} names are to be compared with their origins")
 
     async def _compare_all(self, mount: Mount, names: Mapping[bytes, Sequence[Known]]) -> None:
-        """Compares the names at these paths, each after the names on its path."""
-        async with asyncio.TaskGroup() as group:
-            for path, doubtful in names.items():
-                group.create_task(self._name(mount, path, doubtful))
+        """Compares the names at these paths, each after the names on its path. Raises the store's
+        first error after all have ended."""
+        works = [self._name(mount, path, doubtful) for path, doubtful in names.items()]
+        for error in await asyncio.gather(*works, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def _name(self, mount: Mount, path: bytes, doubtful: Sequence[Known]) -> None:
         """Compares a name, then the directories above that may have ended with it."""
@@ -135,9 +138,8 @@ class LookAgain:
             path = path.rpartition(b"/")[0]
 
     async def _compare(self, parent: int, name: bytes, place: Place) -> bool:
-        """Compares one name; returns whether its directory may have ended with it, as in a store
-        whose directories are only parts of keys. A name that the origin does not tell is not
-        trusted from then on: its next access checks it."""
+        """Compares one name; returns whether its directory may have ended with it. A name that the
+        origin does not tell is not trusted from then on: its next access checks it."""
         try:
             stored, changes, _ = await self._sync.stat_anew(parent, name, place)
         except Stale:  # a later reply removed the directory
@@ -148,8 +150,8 @@ class LookAgain:
             return False
         self._sync.release(changes)
         self._sync.directories_removed()
-        has_directories = place.mount.connector.capabilities.directories
-        return stored is None and bool(changes) and not has_directories and self._is_empty(parent)
+        # Also if another request has removed the name.
+        return stored is None and self._sync.may_have_ended(parent, place)
 
     async def _distrust(self, parent: int, name: bytes) -> None:
         """Makes what the store has of a name stale, also if a listing in flight writes it."""
@@ -190,11 +192,13 @@ class LookAgain:
 
     def _steps(self, names: Names, mount: Mount, path: bytes) -> list[tuple[int, bytes]]:
         """Returns (directory, name) of the names on the path, to the first that is not known as a
-        directory. Nothing if another source has the path."""
+        directory. Nothing if another source has the path; a directory above its root is a part of
+        this source."""
         steps: list[tuple[int, bytes]] = []
         at = mount.root
         for name in path.split(b"/"):
-            if self._tree.held_child(at, name) is not None:
+            held = self._tree.held_child(at, name)
+            if held is not None and self._tree.root(held) is not None:
                 return []
             steps.append((at, name))
             stored = names.dentry(at, order_key(name, True))
@@ -210,10 +214,6 @@ class LookAgain:
         was_asked = self._sync.negatives.checked_at(directory, name) > 0
         return was_asked or names.child(directory, name) is not None
 
-    def _is_empty(self, directory: int) -> bool:
-        with self._store.snapshot() as reader:
-            return not Names(reader).children(directory, b"", None, 1)
-
     def _start(self) -> None:
         if self._rest is None or self._rest.done():
             self._rest = self._sync.spawn(self._work(), waits=True)
@@ -221,40 +221,54 @@ class LookAgain:
     async def _work(self) -> None:
         """Compares the unchecked names until there are none, also those that are recorded while the
         records of others are deleted."""
-        while self._unchecked.first() is not None:
+        while len(self._unchecked):
             await self._compare_recorded()
             await self._clean()
 
     async def _compare_recorded(self) -> None:
-        gather_s = GATHER_S
-        while (first := await self._gathered(gather_s)) is not None:
-            directory, names = first
+        gather_s, resting = GATHER_S, dict[Mount, float]()
+        while directories := await self._gathered(gather_s):
             gather_s = min(2 * gather_s, LONGEST_GATHER_S)
-            try:
-                await self._directory(directory, names)
-            except CacheFSError:  # a reader of a name there gets the error, and logs it
-                self._unchecked.postpone(directory)
-                await asyncio.sleep(RETRY_S)
-            if self._records > 2 * MAX_NAMES:
-                await self._clean()
+            for directory in directories:
+                self._budget.spend(LOOK_S, self._now())
+                await asyncio.sleep(self._budget.wait_s(self._now()))
+                await self._turn(directory, resting)
+                if self._records > 2 * MAX_NAMES:
+                    await self._clean()
 
-    async def _gathered(self, gather_s: float) -> tuple[int, list[bytes]] | None:
-        """Returns the next names to compare, once the budget has room, with those that are recorded
-        within `gather_s`; None if there are none."""
-        if self._unchecked.first() is None:
-            return None
-        await asyncio.sleep(max(gather_s, self._budget.wait_s(self._now())))
-        return self._unchecked.first()
+    async def _gathered(self, gather_s: float) -> list[int]:
+        """Returns the directories with names to compare, after a pause in which further names of
+        them are recorded; nothing if there are none."""
+        if len(self._unchecked):
+            await asyncio.sleep(gather_s)
+        return self._unchecked.directories()
 
-    async def _directory(self, directory: int, names: Sequence[bytes]) -> None:
+    async def _turn(self, directory: int, resting: dict[Mount, float]) -> None:
+        """Compares names of a directory. After an error, those of its source rest for `RETRY_S`."""
+        place, names = self._place(directory), self._unchecked.names(directory)
+        if place is None or not names or self._now() < resting.get(place.mount, 0.0):
+            return
+        try:
+            await self._directory(directory, place, names)
+        except CacheFSError:  # a reader of a name there gets the error, and logs it
+            resting[place.mount] = self._now() + RETRY_S
+
+    def _place(self, directory: int) -> Place | None:
+        """Returns the place of a directory. If it was removed, returns None and forgets its
+        names."""
         with self._store.snapshot() as reader:
-            there = Names(reader)
-            if there.inode(directory) is None:
-                self._unchecked.forget(directory)
-                return
-            place = self._tree.directory(there, directory)
+            names = Names(reader)
+            try:
+                if names.inode(directory) is not None:
+                    return self._tree.directory(names, directory)
+            except Stale:  # one above it was removed
+                pass
+        self._unchecked.forget(directory)
+        return None
+
+    async def _directory(self, directory: int, place: Place, names: Sequence[bytes]) -> None:
         most = None if ALL in names else most_worth_listing(len(names))
-        size = self._size(directory, most)
+        size = await self._size(directory, most)
         if most is None or size <= most:
             self._budget.spend(listing_cost_s(size), self._now())
             await self._list(directory, place)
@@ -264,7 +278,6 @@ class LookAgain:
         await self._compare_all(place.mount, {place.of(name): () for name in step})
         for name in step:  # what is left is not known any more, or not trusted
             self._unchecked.checked(directory, name, marks)
-        self._unchecked.postpone(directory)
 
     async def _list(self, directory: int, place: Place) -> None:
         listing = await self._sync.list_anew(directory, place)
@@ -273,7 +286,7 @@ class LookAgain:
         if listing.error is not None:
             raise listing.error
 
-    def _size(self, directory: int, most: int | None) -> int:
+    async def _size(self, directory: int, most: int | None) -> int:
         """Returns how many names the store has there; stops above `most`."""
         size, after = 0, b""
         while most is None or size <= most:
@@ -283,6 +296,7 @@ class LookAgain:
             if len(found) < PAGE:
                 break
             after = found[-1][0][8:]
+            await asyncio.sleep(0)
         return size
 
     async def _clean(self) -> None:

@@ -6,7 +6,6 @@ request to the origin counts for a name only if it began after the name's last m
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 MAX_NAMES: Final = 100_000
@@ -18,7 +17,7 @@ class UncheckedNames:
     """Directories with unchecked names, the one that waits longest first."""
 
     def __init__(self) -> None:
-        self._by_directory: OrderedDict[int, dict[bytes, int]] = OrderedDict()
+        self._by_directory: dict[int, dict[bytes, int]] = {}
         self.marks = 0  # up to now; a request takes the number before it begins
         self._count = 0
 
@@ -61,16 +60,13 @@ class UncheckedNames:
         """Ends the marks of a directory that is not there any more."""
         self._drop(directory, [*self._by_directory.get(directory, ())])
 
-    def first(self) -> tuple[int, list[bytes]] | None:
-        """Returns the directory that waits longest, and its names; None if there is none."""
-        for directory, names in self._by_directory.items():
-            return directory, [*names]
-        return None
+    def directories(self) -> list[int]:
+        """Returns the directories with unchecked names, the one that waits longest first."""
+        return [*self._by_directory]
 
-    def postpone(self, directory: int) -> None:
-        """Makes a directory the last one."""
-        if directory in self._by_directory:
-            self._by_directory.move_to_end(directory)
+    def names(self, directory: int) -> list[bytes]:
+        """Returns the unchecked names of a directory."""
+        return [*self._by_directory.get(directory, ())]
 
     def _drop(self, directory: int, names: list[bytes]) -> None:
         kept = self._by_directory.get(directory)

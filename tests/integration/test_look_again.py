@@ -99,6 +99,22 @@ def test_a_directory_ends_with_its_last_name(tmp_path: Path) -> None:
     play(tmp_path, origin, script)
 
 
+def test_a_directory_ends_though_a_reader_noticed_first_that_its_last_name_is_gone(
+    tmp_path: Path,
+) -> None:
+    origin = Origin({b"a/b/f": b"1", b"keep": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        opened = await inode_of(master, b"/data/a/b/f")
+        origin.delete(b"a/b/f")
+        await master.report_changed(opened.ino)
+        assert (await master.resolve(b"/data/a/b")).inode is not None
+        await master.mounts.look_again(b"/data", [b"a/b/f"])
+        assert (await master.resolve(b"/data/a")).inode is None
+
+    play(tmp_path, origin, script)
+
+
 def test_names_of_which_nothing_is_known_cost_no_request(tmp_path: Path) -> None:
     origin = Origin({b"d/f": b"1"})
 
@@ -375,6 +391,22 @@ def test_a_reader_that_met_another_version_gets_no_reply_from_before_it(tmp_path
         origin.go_on.set()
         await asyncio.gather(older, report)
         assert await size_of(master, b"/data/f") == 2
+
+    play(tmp_path, origin, script)
+
+
+def test_a_name_that_was_not_trusted_for_a_while_leaves_nothing(tmp_path: Path) -> None:
+    """Neither it nor its inode, which another one replaces."""
+    origin = Origin({b"f": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        opened = await inode_of(master, b"/data/f")
+        origin.put(b"f", b"22")
+        origin.fail("stat", b"f", AccessDenied("for now"))
+        await master.report_changed(opened.ino)
+        assert len(master._answers._distrusted) == 1
+        assert await size_of(master, b"/data/f") == 2
+        assert not master._answers._distrusted
 
     play(tmp_path, origin, script)
 

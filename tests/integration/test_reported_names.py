@@ -123,12 +123,31 @@ def test_a_few_names_of_a_directory_are_compared_at_once(tmp_path: Path) -> None
     play(tmp_path, script)
 
 
+def test_directories_end_with_the_names_that_a_listing_compares(tmp_path: Path) -> None:
+    """The directory of the names, and the one above it of which it was the only name."""
+    inside = [b"a/b/%d" % number for number in range(2 * CROWD)]
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        for name in inside:
+            origin.put(name, b"1")
+        assert len(await names_of(master, (await inode_of(master, b"/data/a/b")).ino)) == 2 * CROWD
+        origin.delete(b"a")
+        await master.mounts.look_again(b"/data", inside)
+
+        async def has_ended() -> bool:
+            return (await master.resolve(b"/data/a")).inode is None
+
+        await until(has_ended)
+
+    play(tmp_path, script)
+
+
 def gather(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Makes recorded names wait for this event, and not for a quarter of a second: a busy machine
     may take longer to record them all."""
     reported, gathered = asyncio.Event(), LookAgain._gathered
 
-    async def wait(self: LookAgain, gather_s: float) -> tuple[int, list[bytes]] | None:
+    async def wait(self: LookAgain, gather_s: float) -> list[int]:
         assert gather_s > 0
         await reported.wait()
         return await gathered(self, 0.0)
@@ -317,7 +336,8 @@ def test_the_rest_is_paid_for_though_reports_took_all_that_was_free(
 def test_an_origin_that_is_down_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("master.push.look_again.RETRY_S", 0.01)
+    monkeypatch.setattr(look_again, "RETRY_S", 0.01)
+    monkeypatch.setattr(look_again, "LONGEST_GATHER_S", 0.01)
 
     async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
         await listed(master)
@@ -325,6 +345,46 @@ def test_an_origin_that_is_down_is_asked_again(
         await master.mounts.look_again(b"/data", NAMES)
         await until(lambda: nothing_unchecked(master))
         assert origin.lists == 1 + 3 + 1
+
+    play(tmp_path, script)
+
+
+def test_a_source_that_fails_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directories of both have their turns without a pause between them."""
+    pauses: list[float] = []
+    gathered = LookAgain._gathered
+
+    async def count(self: LookAgain, gather_s: float) -> list[int]:
+        pauses.append(gather_s)
+        return await gathered(self, 0.05)
+
+    monkeypatch.setattr(LookAgain, "_gathered", count)
+    monkeypatch.setattr(look_again, "RETRY_S", 3600.0)
+    monkeypatch.setattr(WorkBudget, "take", lambda *_: False)
+    monkeypatch.setattr(WorkBudget, "wait_s", lambda *_: 0.0)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        names = [b"%d/%d" % (number, n) for number in range(20) for n in range(CROWD)]
+        other = CountingOrigin(dict.fromkeys(names, b"1"))
+        await master.add_ufs(b"/other", UfsSpec("s3://other"), other, 3600.0)
+        for name in names:
+            origin.put(name, b"1")
+        for path in (b"/data/%d", b"/other/%d"):
+            for number in range(20):
+                await names_of(master, (await inode_of(master, path % number)).ino)
+        origin.fail("list_dir", None, Unreachable("no route"), times=100_000)
+        pauses.clear()
+        await master.mounts.look_again(b"/data", names)
+        await master.mounts.look_again(b"/other", names)
+        assert len(master._sync.unchecked) == 2 * len(names)
+
+        async def others_are_compared() -> bool:
+            return len(master._sync.unchecked) == len(names)
+
+        await until(others_are_compared)
+        assert len(pauses) < 20, "not one for each directory"
 
     play(tmp_path, script)
 

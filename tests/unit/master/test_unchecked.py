@@ -63,11 +63,14 @@ def test_more_than_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(names) == 3
 
 
-def test_directories_take_turns() -> None:
+def test_the_directory_that_waits_longest_is_first() -> None:
     names = UncheckedNames()
-    assert names.first() is None
-    for ino in (1, 2):
+    assert names.directories() == []
+    for ino in (2, 1, 2):
         names.mark(ino, b"a")
-    assert names.first() == (1, [b"a"])
-    names.postpone(1)
-    assert names.first() == (2, [b"a"])
+    assert names.directories() == [2, 1]
+    assert names.names(2) == [b"a"]
+    names.checked(2, b"a", names.marks)
+    names.mark(2, b"b")
+    assert names.directories() == [1, 2]
+    assert names.names(3) == []
