@@ -254,6 +254,12 @@ class MountTable:
         """See `LookAgain.names`."""
         await self._feeds.accept(self.at(path), names)
 
+    def lose_events(self, path: bytes) -> None:
+        """Records that events of the source at a path, if there is one, were refused."""
+        mount = self._tree.by_path(path.strip(b"/"))
+        if mount is not None:
+            self._feeds.lost(mount)
+
     def recorded(self) -> list[tuple[bytes, UfsSpec]]:
         """Returns (path, source) of all recorded sources, outer ones first. A launcher opens
         their connectors."""

@@ -78,7 +78,8 @@ class _Namespace:
         self._calls = Calls(master, workers, _no_source)
         master.load_jobs.follow(lambda: None)  # the one worker gets all tasks
         admit = self._calls.sources.admit_store
-        self.backend = Backend(master.namespace, self._ask, admit, workers, _Local(worker))
+        lose = master.mounts.lose_events
+        self.backend = Backend(master.namespace, self._ask, admit, lose, workers, _Local(worker))
 
     async def close(self) -> None:
         await self._calls.close()

@@ -47,6 +47,7 @@ class DirectoryFeed:
         compared at `trusted_from` or later are trusted. Raises the store's errors, and Throttled
         for more than `MAX_DIRECTORIES`: the next round continues then, or begins again."""
         changed, after, count = 0, 0, 0
+        found: list[int] = []  # and not marked yet
         try:
             while page := self._page(after):
                 count += len(page)
@@ -54,9 +55,9 @@ class DirectoryFeed:
                     raise Throttled(f"more than {MAX_DIRECTORIES} directories are known")
                 found = await self._changed(page, trusted_from)
                 await self._look_again.directories(found)
-                changed, after = changed + len(found), page[-1]
+                changed, after, found = changed + len(found), page[-1], []
         except CacheFSError:
-            self._times.abandon_round()
+            self._times.abandon_round(found)
             raise
         self._times.end_round()
         return changed

@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError
 from connectors import registry
+from connectors.event_queue import EventQueue
 from master.origins.syncer import Syncer
 from master.push.directory_feed import DirectoryFeed
 from master.push.look_again import LookAgain
 from master.push.queue_feed import QueueFeed, Turn
-from master.push.rounds import Rounds
+from master.push.rounds import MOST_NAMES, Rounds
 from master.push.s3_events import paths_below
 from master.push.settings import Kind, parse, poll_s
 from master.state.records import MountRecord
@@ -31,6 +32,7 @@ log = logging.getLogger("cachefs.master")
 
 RECORD_S: Final = 600.0  # between two records of a feed that continues
 MARGIN_S: Final = 3600.0  # before a queue deletes messages
+OPEN_AGAIN_S: Final = 30.0  # after a queue could not be opened
 
 
 class Key(NamedTuple):
@@ -77,12 +79,13 @@ class Feeds:
             if names:
                 await self._rounds.check(mount, names)
         except CacheFSError:
-            self._lost(mount)
+            self.lost(mount)
             raise
         mount.feed.current(now)
 
-    def _lost(self, mount: Mount) -> None:
-        if mount.feed.lost():
+    def lost(self, mount: Mount) -> None:
+        """Records that reports of a source may be lost: what was checked before is not trusted."""
+        if mount.feed.lost(self._clock()):
             log.warning("%s: changes may not have been reported", mount.record.source.url)
             self._on_gap(mount)
 
@@ -105,10 +108,7 @@ class Feeds:
     async def _read(self, record: MountRecord, url: str) -> None:
         """Reads a queue for all sources that have it."""
         push = record.push
-        try:
-            queue = await asyncio.to_thread(registry.open_queue, record.source, url)
-        except CacheFSError as err:
-            return self._failed(push, err)
+        queue = await self._opened(record, url)
         feed = QueueFeed(url, queue, lambda objects: self._changed(push, objects), self._clock)
         restored: list[Mount] = []
 
@@ -121,13 +121,26 @@ class Feeds:
 
         await feed.run(done, lambda err: self._failed(push, err))
 
+    async def _opened(self, record: MountRecord, url: str) -> EventQueue:
+        """Returns the queue, once it can be opened: a file that an option names may come later."""
+        while True:
+            try:
+                return await asyncio.to_thread(registry.open_queue, record.source, url)
+            except CacheFSError as err:
+                self._failed(record.push, err)
+                await asyncio.sleep(OPEN_AGAIN_S)
+
     async def _changed(self, push: str, objects: Sequence[tuple[str, str]]) -> None:
-        """Compares the objects in each source that has the queue. Raises its errors."""
+        """Compares the objects in each source that has the queue, some at a time: each part holds
+        up the loop. Raises its errors."""
         now = self._clock()
         for mount in self._of(push):
-            names = paths_below(mount.record.source.url, objects)
-            mount.feed.names_reported(len(names), now)
-            await self._look_again.names(mount, names)
+            for first in range(0, len(objects), MOST_NAMES):
+                part = objects[first : first + MOST_NAMES]
+                names = paths_below(mount.record.source.url, part)
+                mount.feed.names_reported(len(names), now)
+                await self._look_again.names(mount, names)
+                await asyncio.sleep(0)
 
     def _of(self, push: str) -> list[Mount]:
         return [mount for mount in self._tree.mounts() if mount.record.push == push]
@@ -145,18 +158,16 @@ class Feeds:
             return mount
         mount.feed.restore(kept)
         if self._clock() - kept.current_at > retention_s - min(MARGIN_S, retention_s / 4):
-            self._lost(mount)
+            self.lost(mount)
         return mount
 
     async def _poll(self, mount: Mount, every_s: float) -> None:
         """Compares the times of a source's directories, round after round."""
         feed = DirectoryFeed(mount, self._store, self._tree, self._sync, self._look_again)
-        since: float | None = None
         while True:
             began, start = self._clock(), asyncio.get_running_loop().time()
-            since = began if since is None else since
             try:
-                changed = await feed.round(since)
+                changed = await feed.round(mount.feed.trusts_from(began))
             except CacheFSError as err:
                 _failed(mount, err)
             else:

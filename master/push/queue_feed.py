@@ -6,7 +6,9 @@ deleted: it may be another application's.
 
 Messages come in any order. The feed is up to date until the oldest message of a reply was sent, or,
 if none came, until the request began. Messages that a failed turn or an earlier process received
-are invisible for `HIDDEN_S`: the feed is not up to date before that.
+are invisible for `HIDDEN_S`: the feed is not up to date before that. The last request of a process
+that was killed may receive messages for `WAIT_S` more. Nor is the feed up to date after a full turn
+without an event: events may wait behind messages of others.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class QueueFeed:
         self._compare = compare
         self._clock = clock
         self._threads = CallThreads(FULL_READERS + 1, MOST_LOST)
-        self._hidden_until = clock() + HIDDEN_S
+        self._hidden_until = clock() + WAIT_S + HIDDEN_S
         self._warned_at = 0.0
 
     async def run(
@@ -112,7 +114,9 @@ class QueueFeed:
             self._hidden_until = self._clock() + HIDDEN_S
             raise
         current_at = min((one.sent_at for one in handled), default=began)
-        return Turn(min(current_at, began), began >= self._hidden_until, received)
+        is_covered = not handled and received >= MOST_RECEIVED
+        is_complete = began >= self._hidden_until and not is_covered
+        return Turn(min(current_at, began), is_complete, received)
 
     async def _handle(self) -> tuple[int, list[QueueMessage]]:
         """Receives, compares and deletes messages. Returns their number, and those that were

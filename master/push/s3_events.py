@@ -64,10 +64,10 @@ def paths_below(url: str, objects: Iterable[tuple[str, str]]) -> list[bytes]:
 
 
 def _keys(written: str) -> Iterator[str]:
-    """Yields the keys that an event may mean: AWS and MinIO write them as in a form ("+" is a
-    space), versitygw writes them as they are. Which of them sent it, an event does not tell. To
-    check a name that did not change costs one request."""
-    text = written.rstrip("/")  # a directory marker
-    if "%" in text or "+" in text:
-        yield urllib.parse.unquote_plus(text)
-    yield text
+    """Yields the keys that an event may mean, without the "/" of a directory marker: AWS and MinIO
+    write them as in a form ("+" is a space, MinIO's "/" is "%2F"), versitygw writes them as they
+    are. Which of them sent it, an event does not tell. To check a name that did not change costs
+    one request."""
+    if "%" in written or "+" in written:
+        yield urllib.parse.unquote_plus(written).rstrip("/")
+    yield written.rstrip("/")

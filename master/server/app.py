@@ -107,7 +107,12 @@ class MasterServer:
         self._registry.register(AlarmCollector(self._calls.health_facts))
         self._runner: web.ServerRunner | None = None
         backend = Backend(
-            master.namespace, self._ask, self._calls.sources.admit_store, self.members, peers
+            master.namespace,
+            self._ask,
+            self._calls.sources.admit_store,
+            master.mounts.lose_events,
+            self.members,
+            peers,
         )
         self._admin = AdminApp(
             lambda: [backend],

@@ -9,6 +9,7 @@ first time needs no comparison if it changed longer than that before its names w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 NS: Final = 10**9
@@ -18,6 +19,9 @@ SKEW_S: Final = 300.0
 class Seen(NamedTuple):
     changed_ns: int
     settled: bool  # compared after a round that had this time
+
+
+_CHANGED: Final = Seen(-1, settled=False)  # no directory has this time
 
 
 class DirectoryTimes:
@@ -46,7 +50,8 @@ class DirectoryTimes:
         """Forgets the directories that the round did not see."""
         self._kept, self._seen = self._seen, {}
 
-    def abandon_round(self) -> None:
-        """Keeps what a round saw that an error ended: the next one sees the rest."""
-        self._kept |= self._seen
+    def abandon_round(self, not_marked: Iterable[int] = ()) -> None:
+        """Keeps what a round saw that an error ended: the next one sees the rest. The directories
+        `not_marked` have changed all the same."""
+        self._kept |= self._seen | dict.fromkeys(not_marked, _CHANGED)
         self._seen = {}

@@ -27,6 +27,12 @@ class FeedState:
         self.current_at = 0.0
         self.error = ""
         self._since: float | None = None
+        self._lost_at = 0.0
+
+    def trusts_from(self, now: float) -> float:
+        """Returns since when names will be trusted once the feed is up to date: from now on, unless
+        some are already."""
+        return now if self._since is None else self._since
 
     def names_reported(self, names: int, now: float) -> None:
         """Counts names that reports were about."""
@@ -35,18 +41,18 @@ class FeedState:
             self.reported_at = now
 
     def current(self, at: float) -> None:
-        """Records that every report until `at` was handled."""
+        """Records that every report until `at` was handled, but for those that are lost."""
         self.current_at, self.error = at, ""
         if self._since is None:
-            self._since = at
+            self._since = max(at, self._lost_at)
 
     def failed(self, error: str) -> None:
         """Records why the feed cannot be read. What was reported is still true."""
         self.error = error
 
-    def lost(self) -> bool:
+    def lost(self, now: float) -> bool:
         """Records that reports may be lost. Returns whether names were trusted before."""
-        was_trusted, self._since = self._since is not None, None
+        was_trusted, self._since, self._lost_at = self._since is not None, None, now
         return was_trusted
 
     def since(self, now: float, valid_s: float) -> float | None:

@@ -53,10 +53,13 @@ def add_mount(txn: Transaction, record: MountRecord) -> Added:
 
 def change_mount(txn: Transaction, root: int, record: MountRecord) -> None:
     """Replaces the record of a source, which keeps its identity. Workers learn it by the event for
-    everything. Raises NotFound."""
-    if txn.mount(root) is None:
+    everything. What is kept of the reports of another feed ends. Raises NotFound."""
+    before = txn.mount(root)
+    if before is None:
         raise NotFound("no source is there")
     txn.announce(*EVERYTHING)
+    if before.push != record.push:
+        txn.put_feed(root, None)
     txn.put_mount(root, record)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import BadConfig, CacheFSError, Unreachable
+from cachefs.core.errors import BadConfig, CacheFSError, NoSpace, Unreachable
 from cachefs.core.model import UfsSpec
 from cachefs.core.ufs import SetUfs, UfsRow
 from connectors import registry
@@ -22,6 +22,10 @@ from connectors.event_queue import AT_ONCE, QueueMessage
 from connectors.registry import open_queue
 from master.namespace import Master
 from master.push import feeds, queue_feed
+from master.push.look_again import LookAgain
+from master.push.rounds import MOST_NAMES
+from master.store.transaction import Transaction
+from master.tree import Mount
 from tests.integration.test_look_again import size_of
 from tests.integration.test_master import Clock, run
 from tests.integration.test_mount_table import inode_of
@@ -89,6 +93,7 @@ Script = Callable[[Master, Clock, CountingOrigin, Queue], Awaitable[None]]
 def play(directory: Path, monkeypatch: pytest.MonkeyPatch, *scripts: Script) -> None:
     """Runs each script with a master of its own, over one store, one origin and one queue."""
     monkeypatch.setattr(queue_feed, "HIDDEN_S", 0)
+    monkeypatch.setattr(queue_feed, "WAIT_S", 0)
     monkeypatch.setattr(queue_feed, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(feeds, "RECORD_S", 0.0)
 
@@ -291,6 +296,90 @@ def test_another_feed_is_another_queue(tmp_path: Path, monkeypatch: pytest.Monke
         await current(master, clock)
         await master.mounts.remove(b"/data")
         assert not master.mounts.rows()
+
+    play(tmp_path, monkeypatch, script)
+
+
+def test_a_time_without_a_feed_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the queue is the same as before: it had no events in between."""
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        assert await read_all(master) == [1, 1]
+        clock.now += 1.0
+        await current(master, clock)
+        await master.mounts.change(SetUfs(b"/data", {}, push=""), lambda _: origin)
+        origin.put(b"d/a", b"longer")
+        clock.now += 61.0
+        await master.mounts.change(SetUfs(b"/data", {}, push=f"sqs:{QUEUE}"), lambda _: origin)
+        await current(master, clock)
+        assert await read_all(master) == [6, 1]
+
+    play(tmp_path, monkeypatch, script)
+
+
+def test_a_queue_that_cannot_be_opened_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "OPEN_AGAIN_S", 0.01)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        failures = [BadConfig("no such file")]
+
+        def open_later(spec: UfsSpec, url: str) -> Queue:
+            if failures:
+                raise failures.pop()
+            return queue
+
+        monkeypatch.setattr(registry, "open_queue", open_later)
+        call = SetUfs(b"/data", {}, push=f"sqs:{QUEUE}2")
+        await master.mounts.change(call, lambda _: origin)
+        assert (await current(master, clock)).feed_error == ""
+        assert not failures
+
+    play(tmp_path, monkeypatch, script)
+
+
+def test_a_message_of_many_objects_is_handled_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part holds up the master's loop."""
+    count, sizes, names = 2 * MOST_NAMES + 1, list[int](), LookAgain.names
+
+    async def measured(self: LookAgain, mount: Mount, paths: Sequence[bytes]) -> None:
+        sizes.append(len(paths))
+        await names(self, mount, paths)
+
+    monkeypatch.setattr(LookAgain, "names", measured)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        queue.report(*(f"unknown/{number}" for number in range(count)))
+        await until(lambda: not queue.waiting)
+        assert max(sizes) == MOST_NAMES
+        assert master.mounts.rows()[0].pushed >= count
+
+    play(tmp_path, monkeypatch, script)
+
+
+def test_a_full_disk_ends_no_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        assert await read_all(master) == [1, 1]
+        write = master._sync.write
+
+        async def refuse(function: Callable[[Transaction], object]) -> object:
+            if getattr(function, "func", None) is Transaction.put_feed:
+                return await write(function)
+            raise NoSpace("no room for the names")
+
+        monkeypatch.setattr(master._sync, "write", refuse)
+        origin.put(b"d/a", b"longer")
+        queue.report("d/a")
+        await until(lambda: "no room" in master.mounts.rows()[0].feed_error)
+        monkeypatch.setattr(master._sync, "write", write)
+        await until(lambda: not queue.waiting)
+        assert await read_all(master) == [6, 1]
 
     play(tmp_path, monkeypatch, script)
 

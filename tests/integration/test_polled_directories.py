@@ -13,8 +13,10 @@ import pytest
 
 from cachefs.core.errors import AccessDenied, NotFound, Stale
 from cachefs.core.model import UfsSpec
+from cachefs.core.ufs import SetUfs
 from master.namespace import Master
 from master.push import feeds
+from master.state.directory_times import SKEW_S
 from tests.integration.test_event_queues import until
 from tests.integration.test_look_again import size_of
 from tests.integration.test_master import Clock, names_of, run
@@ -23,6 +25,7 @@ from tests.integration.test_reported_names import CountingOrigin
 
 X = UfsSpec("file:///x")
 INTERVAL_S = 3600.0
+NOW_S = 1_800_000_000.0  # long after all changes of the store
 SEEDS = range(8)
 STEPS = 60
 
@@ -157,6 +160,31 @@ def test_while_times_cannot_be_read_names_are_valid_for_the_sync_interval(
         clock.now += 61.0
         assert master.mounts.rows()[0].feed_current_at <= row.feed_current_at + 1.0
         assert await size_of(master, b"/data/d/a") == 6
+
+    play(tmp_path, monkeypatch, script, interval_s=60.0)
+
+
+def test_a_change_while_times_cannot_be_read_is_seen_though_the_options_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other options the poll begins again, and knows no times of before."""
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        clock.now = NOW_S
+        await rounds(master, clock)
+        assert await names(master, b"/data/d") == [b"a", b"b"]
+        assert await size_of(master, b"/data/e/c/f") == 1
+        await rounds(master, clock)
+        origin.fail("stat", b"e", AccessDenied("not yours"), times=10_000)
+        await until(lambda: "not yours" in master.mounts.rows()[0].feed_error)
+        origin._next_mtime_s = int(clock.now)
+        origin.delete(b"d/b")
+        clock.now += 2 * SKEW_S
+        origin.script._faults.clear()
+        call = SetUfs(b"/data", {"option": "other"}, (), None, None, None)
+        await master.mounts.change(call, lambda _: origin)
+        await rounds(master, clock)
+        assert await names(master, b"/data/d") == [b"a"]
 
     play(tmp_path, monkeypatch, script, interval_s=60.0)
 

@@ -185,6 +185,36 @@ def test_what_senders_may_not_send(tmp_path: Path, secrets: Path) -> None:
     run(work())
 
 
+def test_refused_events_are_a_gap(
+    tmp_path: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[S-push-webhook] Not those of a sender without the secret, who could make a gap at will."""
+    many = message(*(f"im/{number}" for number in range(MAX_PUSHED + 1)))
+
+    async def work() -> None:
+        async with api(tmp_path, TOKENS) as it:
+            await listening(it)
+
+            async def is_trusted(
+                body: object, secret: str = SECRET, most: int = 128, **headers: str
+            ) -> bool:
+                assert (await it("POST", EVENTS, message("im/f"), SECRET))[0] == 204
+                monkeypatch.setattr(app, "MOST_REQUESTS", most)
+                assert (await it("POST", EVENTS, body, secret, **headers))[0] >= 400
+                monkeypatch.setattr(app, "MOST_REQUESTS", 128)
+                (mount,) = it.cluster.master._tree.mounts()
+                return mount.reported_since(time.time()) is not None
+
+            assert await is_trusted(message("im/f"), "wrong")
+            assert not await is_trusted(many)
+            assert not await is_trusted(b" " * (MAX_EVENTS_BYTES + 1))
+            assert not await is_trusted(b"{")
+            assert not await is_trusted({}, Content_Type="text/plain")
+            assert not await is_trusted(message("im/f"), most=0)
+
+    run(work())
+
+
 def test_100_mb_without_an_announced_length_are_not_read(tmp_path: Path, secrets: Path) -> None:
     async def work() -> None:
         async with api(tmp_path, TOKENS) as it:

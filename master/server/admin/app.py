@@ -127,10 +127,14 @@ class AdminApp:
             return _json(openapi.text(), 200)  # the same for every cluster: needs no token
         asked = _question(request)
         at = await self._admitted(request, asked)
-        with self._counted("admitted", MOST_REQUESTS):
-            data = await self._body(request, asked.route.max_body_bytes)
-            at = dataclasses.replace(at, body=_decoded(data, asked.route))
-            return _reply(await asked.route.handler(at))
+        with contextlib.ExitStack() as unless_answered:
+            unless_answered.callback(asked.route.refused, at)
+            with self._counted("admitted", MOST_REQUESTS):
+                data = await self._body(request, asked.route.max_body_bytes)
+                at = dataclasses.replace(at, body=_decoded(data, asked.route))
+                reply = _reply(await asked.route.handler(at))
+            unless_answered.pop_all()
+        return reply
 
     async def _admitted(self, request: web.BaseRequest, asked: Question) -> At:
         """Returns the request without its body, which is read for a caller with a right only.

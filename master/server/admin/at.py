@@ -39,11 +39,13 @@ class Workers(Protocol):
 class Backend:
     """A namespace. `ask` checks the caller's rights, and returns the reply to the call or raises
     the typed errors. `admit_store` raises AccessDenied unless the secret is that of the source at
-    the path. `peers` is None if this server cannot reach workers."""
+    the path. `lose_events(path)` records that events of a source were refused. `peers` is None if
+    this server cannot reach workers."""
 
     namespace: NamespaceId
     ask: Callable[[c.Call, Caller], Awaitable[m.Message]]
     admit_store: Callable[[bytes, str], Awaitable[None]]
+    lose_events: Callable[[bytes], None]
     workers: Workers
     peers: Peers | None = None
 

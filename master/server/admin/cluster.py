@@ -58,6 +58,12 @@ async def push_events(at: At) -> Reply:
     return Reply(None, 204)
 
 
+def lose_events(at: At) -> None:
+    """Records that events were refused: their sender may not send them again."""
+    path, _ = _path_and_secret(at)
+    at.backend.lose_events(path)
+
+
 def _path_and_secret(at: At) -> tuple[bytes, str]:
     return b"/" + a.bytes_of(at.query.path), at.query.secret or at.secret
 

@@ -36,6 +36,7 @@ class Route:
     body: type[msgspec.Struct] | None = None
     keyed: bool = False
     admit: Callable[[At], Awaitable[None]] | None = None  # in place of a token, before the body
+    refused: Callable[[At], None] = lambda at: None  # called if an admitted request fails
     params: type[queries.Params] = field(init=False)
     tag: str = field(init=False)
 
@@ -108,6 +109,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         queries.OfPush,
         body=Notification,
         admit=cluster.admit_events,
+        refused=cluster.lose_events,
     ),
     # workers
     _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),

@@ -68,7 +68,7 @@ def answer(method: str, target: str, body: bytes, key: str, ask: Ask) -> Page:
     table = ask(c.ListWorkers()) if url.path.endswith(OF_WORKERS) else None
     workers = Workers(table if isinstance(table, c.WorkerTable) else None)
     at = At(
-        Backend(NAMESPACE, ask_later, admit_nobody, workers, workers),
+        Backend(NAMESPACE, ask_later, admit_nobody, lambda path: None, workers, workers),
         [NAMESPACE.hex()],
         EVERYTHING,
         msgspec.convert(params, route.params, strict=False),

@@ -50,6 +50,20 @@ def test_a_round_that_ended_early_forgets_nothing() -> None:
     assert not times.changed(3, 1, T)
 
 
+def test_a_change_that_could_not_be_marked_is_compared_until_it_is() -> None:
+    times = DirectoryTimes()
+    old = int((T - 2 * SKEW_S) * NS)
+    assert not times.changed(2, old, T)
+    times.end_round()
+    for _ in range(3):
+        assert times.changed(2, old + 5, T)
+        times.abandon_round([2])
+    for _ in range(2):
+        assert times.changed(2, old + 5, T)
+        times.end_round()
+    assert not times.changed(2, old + 5, T)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_every_change_is_compared(seed: int) -> None:
     """A store whose times have a precision of a second, rounds each second or later: the last

@@ -28,11 +28,19 @@ def test_a_clock_that_was_set_back_is_not_trusted() -> None:
 
 def test_after_a_loss_only_later_names_are_trusted() -> None:
     feed = FeedState()
-    assert not feed.lost(), "nothing was trusted"
+    assert not feed.lost(5.0), "nothing was trusted"
     feed.current(10.0)
-    assert feed.lost()
+    assert feed.lost(11.0)
     assert feed.since(11.0, 30.0) is None
     feed.current(20.0)
+    assert feed.since(21.0, 30.0) == 20.0
+
+
+def test_a_report_that_began_before_a_loss_makes_nothing_of_before_trusted() -> None:
+    feed = FeedState()
+    feed.current(10.0)
+    feed.lost(20.0)
+    feed.current(19.0)
     assert feed.since(21.0, 30.0) == 20.0
 
 

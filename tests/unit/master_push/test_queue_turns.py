@@ -16,6 +16,7 @@ from master.push.queue_feed import (
     GATHER_S,
     HIDDEN_S,
     MOST_RECEIVED,
+    WAIT_S,
     QueueFeed,
     Turn,
 )
@@ -31,6 +32,42 @@ LIMIT_S = 20.0
 def test_messages_gather_where_none_are_left(received: int, pause_s: float) -> None:
     """After an empty reply the next request waits at the queue; a full turn has left some."""
     assert Turn(0.0, True, received).pause_s == pause_s
+
+
+class JunkQueue:
+    """Has only messages of others, more than one turn receives if `is_full`."""
+
+    def __init__(self, *, is_full: bool) -> None:
+        self.is_full = is_full
+
+    def receive(self, wait_s: int, visible_after_s: int) -> list[QueueMessage]:
+        count = AT_ONCE if self.is_full else AT_ONCE - 1
+        return [QueueMessage("no event", str(number), 0.0) for number in range(count)]
+
+    def delete(self, handles: Sequence[str]) -> None:
+        assert not handles, "they are others'"
+
+    def retention_s(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_full_turn_of_others_messages_may_hide_events(is_full: bool) -> None:
+    async def compare(objects: object) -> None:
+        raise AssertionError("nothing has changed")
+
+    async def script() -> None:
+        now = [1000.0]
+        feed = QueueFeed("queue", JunkQueue(is_full=is_full), compare, lambda: now[0])
+        now[0] += WAIT_S + HIDDEN_S - 1
+        assert not (await feed.turn()).is_complete, "an earlier process may have received some"
+        now[0] += 1
+        assert (await feed.turn()).is_complete is not is_full
+
+    asyncio.run(script())
 
 
 class FailingQueue:

@@ -57,3 +57,9 @@ def test_what_is_elsewhere_or_no_name_is_left_out() -> None:
     assert paths("s3://bucket", "a//b", "../x", "nul\0", "f" * 256, "") == []
     assert paths("s3://bucket", "a", bucket="other") == []
     assert paths("s3://bucket", "directory/") == [b"directory"]
+
+
+def test_a_marker_of_a_directory_may_be_written_as_in_a_form() -> None:
+    """By MinIO."""
+    assert b"train/empty" in paths("s3://bucket", "train%2Fempty%2F")
+    assert b"empty" in paths("s3://bucket/train", "train%2Fempty%2F")
