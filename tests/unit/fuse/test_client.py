@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -16,6 +14,7 @@ from cachefs.core import messages as m
 from cachefs.core.model import Inode, Kind, NamespaceId
 from cachefs.core.specs import ClientSpec, UfsSpec
 from cachefs.fuse import client as client_module
+from cachefs.fuse import pyfuse3_mount
 from cachefs.fuse.client import Client
 
 LOST = m.TierState(False, 0, doubtful=True)
@@ -57,8 +56,7 @@ def test_what_the_server_says_of_tiers_before_there_is_a_file_system_is_kept(
         served.append([*vfs.heard])
 
     monkeypatch.setattr(client_module, "Vfs", HeardVfs)
-    transport: Any = SimpleNamespace(serve=serve)
-    monkeypatch.setitem(sys.modules, "cachefs.fuse.pyfuse3_mount", transport)
+    monkeypatch.setattr(pyfuse3_mount, "serve", serve)
 
     async def script() -> None:
         spec = ClientSpec(str(tmp_path), "", UfsSpec("s3://b"), "/m", transport="kernel")
