@@ -66,9 +66,10 @@ class Names:
 
     def forget(self, path: bytes) -> None:
         """Drops a path whose inode turned out to be outdated, with the names on it."""
+        root = self._session.attached.root  # this may connect, and that drops all names
         with self._lock:
             self._paths.pop(path, None)
-            walk = PathWalk(self._session.attached.root, path)
+            walk = PathWalk(root, path)
             while (question := walk.question) is not None:
                 found = self._cache.lookup(question.parent, question.name, time.monotonic())
                 self._cache.invalidate(question.parent, question.name)
