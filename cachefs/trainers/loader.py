@@ -14,23 +14,25 @@ PREFETCH: Final = 2  # batches of each loader process; torch's default
 
 
 class Batches:
-    """The batch sampler of one loader. `sizes`: of the batches that were drawn and not yielded."""
+    """The batch sampler of one loader. Loader processes draw batches before the loop gets them."""
 
     def __init__(self, sampler: OrderSampler, batch_size: int, drop_last: bool) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.sizes: collections.deque[int] = collections.deque()
+        self._sizes: collections.deque[int] = collections.deque()  # drawn, and not taken
+        self._left = 0  # batches of the iteration that were not taken
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch, wherever the iteration begins."""
-        whole, rest = divmod(self.sampler.epoch_length, self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        return self._count(self.sampler.epoch_length)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.sizes.clear()
+        self._sizes.clear()
+        samples = self.sampler.begin()
+        self._left = self._count(len(self.sampler))
         batch: list[int] = []
-        for sample in self.sampler:
+        for sample in samples:
             batch.append(sample)
             if len(batch) == self.batch_size:
                 yield self._drawn(batch)
@@ -38,9 +40,20 @@ class Batches:
         if batch and not self.drop_last:
             yield self._drawn(batch)
 
+    def take(self) -> None:
+        """Reports to the sampler that the loop gets the next batch, and that this was the last."""
+        self.sampler.advance(self._sizes.popleft())
+        self._left -= 1
+        if not self._left:
+            self.sampler.end()
+
     def _drawn(self, batch: list[int]) -> list[int]:
-        self.sizes.append(len(batch))
+        self._sizes.append(len(batch))
         return batch
+
+    def _count(self, samples: int) -> int:
+        whole, rest = divmod(samples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
 
 
 class DataLoader:
@@ -80,8 +93,9 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._begun():
-            self.sampler.advance(self.batch_sampler.sizes.popleft())
+            self.batch_sampler.take()
             yield batch
+        self.sampler.end()  # also of an iteration without batches
 
     def _begun(self) -> Iterator[Any]:
         """Starts the loader processes. Their garbage collections leave out what exists now: to look

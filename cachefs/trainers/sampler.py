@@ -114,10 +114,23 @@ class OrderSampler:
 
     def __iter__(self) -> Iterator[int]:
         """Yields the numbers of this rank's files, from the consumed position on."""
+        return self._to_the_end(self.begin())
+
+    def begin(self) -> Iterator[int]:
+        """Begins an iteration, as `__iter__`, for a loader that draws samples ahead: it calls `end`
+        when the loop has all of them."""
         if self._exhausted:
             self.set_epoch(self.epoch + 1)
         self._begin(self.position)
         return self._samples()
+
+    def end(self) -> None:
+        """Ends the iteration: the next one is of the next epoch."""
+        self._exhausted = True
+
+    def _to_the_end(self, samples: Iterator[int]) -> Iterator[int]:
+        yield from samples
+        self.end()
 
     # ---- the order of this rank ----
 
@@ -135,7 +148,6 @@ class OrderSampler:
             if drawn % PART == 0:
                 self._announcer.check(max(self._consumed, drawn - behind))
             yield sample
-        self._exhausted = True
 
     def _announced(self) -> Iterable[int]:
         """Announces this rank's samples, as a function if possible, and returns them."""

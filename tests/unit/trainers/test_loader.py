@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -106,3 +107,67 @@ def test_options_that_decide_the_order_are_refused(manifest: Manifest) -> None:
     sampler = OrderSampler(manifest, seed=1)
     with pytest.raises(BadConfig, match="shuffle: the sampler decides"):
         DataLoader([], sampler=sampler, shuffle=True)
+
+
+# ---- which batches the loop gets -----------------------------------------------------------------
+
+
+class LazyLoader:
+    """Draws a batch when the loop wants it, as torch's without loader processes."""
+
+    def __init__(self, dataset: Any, *, batch_sampler: Any, num_workers: int) -> None:
+        self._batches = batch_sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+class AheadLoader(LazyLoader):
+    """Draws all batches before the loop gets the first one, as torch's loader processes may."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*self._batches])
+
+
+@pytest.fixture(params=[LazyLoader, AheadLoader])
+def train(request: Any, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(loader, "torch_loader", lambda: request.param)
+    data = [0] * len(manifest)
+
+    def make(**options: Any) -> DataLoader:
+        return DataLoader(data, sampler=OrderSampler(manifest, seed=1), **options)
+
+    return make
+
+
+def two_epochs(manifest: Manifest, size: int) -> list[list[list[int]]]:
+    """The batches of this size, by the order alone."""
+    sampler = OrderSampler(manifest, seed=1)
+    drawn = [[*sampler] for _ in range(2)]
+    return [[one[n : n + size] for n in range(0, len(one), size)] for one in drawn]
+
+
+@pytest.mark.parametrize("size", [5, 7])
+def test_an_iteration_that_is_left_early_is_continued(
+    train: Any, manifest: Manifest, size: int
+) -> None:
+    """Also where all batches were drawn ahead. One that got every batch is not continued."""
+    first, second = two_epochs(manifest, size)
+    for taken in range(len(first) + 1):
+        made = train(batch_size=size)
+        found = [*itertools.islice(made, taken)]
+        assert made.state_dict()["position"] == min(25, taken * size)
+        found += [*made] if taken < len(first) else []
+        assert found == first
+        assert [*made] == second
+
+
+def test_a_state_of_the_end_has_no_batch_left(train: Any, manifest: Manifest) -> None:
+    """Without the last batch, which is dropped, too. The next iteration is of the next epoch."""
+    _, second = two_epochs(manifest, 7)
+    for drop_last in (False, True):
+        ended, resumed = (train(batch_size=7, drop_last=drop_last) for _ in range(2))
+        assert len([*ended]) == len(ended)
+        resumed.load_state_dict(ended.state_dict())
+        assert [*resumed] == []
+        assert [*resumed] == second[: len(resumed)]
