@@ -1,7 +1,8 @@
 """The messages about orders: what a client will open next, announced ahead to the worker.
 
 An order has a name, which is unique in its session. It ends when all of its files were opened, with
-the session, at `EndOrder`, and after `IDLE_S` without an open. A session has at most `MOST_ORDERS`.
+the session, at `EndOrder`, and after `IDLE_S` without an open. A session has at most `MOST_ORDERS`;
+that of a mount has as many for each of its users, and for all of them the orders of `USERS` users.
 A wrong order costs prefetched bytes and nothing else: opens never depend on it.
 """
 
@@ -17,7 +18,8 @@ from cachefs.core.orders import Order, Share
 
 MOST_ENTRIES: Final = 16_000  # of a list, in one frame; twice as many with 4 bytes each
 MOST_ENTRY_BYTES: Final = 8 * MOST_ENTRIES
-MOST_ORDERS: Final = 16  # of a session
+MOST_ORDERS: Final = 16  # of a session, or of one user of a mount
+USERS: Final = 4  # that may take what is theirs in full, of one mount
 MOST_LENGTH: Final = 1 << 32  # entries of a list
 MOST_SPAN: Final = 1 << 20  # of `batch_span`
 IDLE_S: Final = 600.0
@@ -33,7 +35,8 @@ class AnnounceOrder(Message, frozen=True):
 
     `inos`: little endian, at most `MOST_ENTRY_BYTES`, of `entry_bytes` each: 8 (inode numbers) or 4
     (inode numbers less `base`). `batch_span`: how far opens may be out of order (loader processes x
-    prefetched batches x batch size); 0: a default."""
+    prefetched batches x batch size); 0: a default. `user`: of the mount, who announces; -1: the
+    session is of one user. A server that does not know users counts all orders of a session."""
 
     namespace: NamespaceId
     name: OrderName
@@ -43,6 +46,7 @@ class AnnounceOrder(Message, frozen=True):
     batch_span: Count = 0
     base: Count = 0
     entry_bytes: int = 8
+    user: int = -1
 
 
 class AnnounceFunction(Message, frozen=True):

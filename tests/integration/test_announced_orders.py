@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from cachefs.cli.session import find_target
-from cachefs.core.order_ioctl import END, PIECE, STATE, ListPiece, pieces
+from cachefs.core.order_ioctl import END, PIECE, STATE, ListPiece, ListState, pieces
+from cachefs.core.order_messages import MOST_ORDERS
 from cachefs.launcher.state import StateHome
 from tests.integration import order_reader
 from tests.integration.conftest import Bucket, Node
@@ -163,6 +164,41 @@ def test_wrong_pieces_and_the_end(node: Node, bucket: Bucket) -> None:
         fcntl.ioctl(file, PIECE, piece)
     assert failed.value.errno == errno.ENOTTY
     os.close(file)
+
+
+def test_users_of_a_mount_have_orders_of_their_own(node: Node, bucket: Bucket) -> None:
+    """Neither the names nor the number of one user's orders concern another one, also where the
+    kernel names no user in a request (mounts that may be mapped, Linux >= 6.12)."""
+    filled(bucket)
+    mount = node.mount(bucket.url, *bucket.options)
+    directory = os.open(mount / "train", os.O_RDONLY | os.O_DIRECTORY)
+    with os.scandir(directory) as entries:
+        inos = [entry.inode() for entry in entries]
+
+    def announce(inos: list[int]) -> int:
+        """Announces as many orders as a user may. Returns the length of the first one."""
+        for number in range(MOST_ORDERS):
+            for argument in pieces(f"o{number}", inos):
+                fcntl.ioctl(directory, PIECE, argument)
+        state = bytearray(ListPiece("o0").header())
+        fcntl.ioctl(directory, STATE, state)
+        return ListState.decode(state).total
+
+    def announce_and_end() -> dict[str, Any]:
+        total = announce(inos[:5])
+        fcntl.ioctl(directory, END, ListPiece("o0").header())
+        return {"total": total}
+
+    assert announce(inos) == FILES
+    assert as_nobody(announce_and_end) == {"total": 5}
+    state = bytearray(ListPiece("o0").header())
+    fcntl.ioctl(directory, STATE, state)
+    assert ListState.decode(state).total == FILES
+    (one_more,) = pieces("one more", inos)
+    with pytest.raises(OSError) as failed:
+        fcntl.ioctl(directory, PIECE, one_more)
+    assert failed.value.errno == errno.EINVAL
+    os.close(directory)
 
 
 @pytest.mark.parametrize("role", ["client", "server"])

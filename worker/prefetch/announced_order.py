@@ -51,10 +51,11 @@ class Unread:
 
 
 class AnnouncedOrder:
-    """See the module. `now` is monotonic."""
+    """See the module. `now` is monotonic. `user`: see `AnnounceOrder`."""
 
-    def __init__(self, entries: Entries, span: int, now: float) -> None:
+    def __init__(self, entries: Entries, span: int, now: float, user: int = -1) -> None:
         self.entries = entries
+        self.user = user
         self.span = min(span or DEFAULT_SPAN, MOST_SPAN)
         self.used_s = now  # the last announcement or open
         self.high = 0  # the place after the furthest open

@@ -7,7 +7,7 @@ sessions: a trainer may announce on a socket and read through a mount.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import BadConfig, NotFound
@@ -15,6 +15,7 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.order_messages import (
     IDLE_S,
     MOST_ORDERS,
+    USERS,
     AnnounceOrder,
     OrderStateReply,
 )
@@ -63,7 +64,7 @@ class OrderBook:
                 remedy="announce the order again from its start",
             )
         else:
-            self._put(id, AnnouncedOrder(InoList(piece), piece.batch_span, now))
+            self._put(id, AnnouncedOrder(InoList(piece), piece.batch_span, now, piece.user))
 
     def put_function(
         self,
@@ -79,24 +80,37 @@ class OrderBook:
         self._drop_if_over(id)
 
     def _put(self, id: OrderId, order: AnnouncedOrder) -> None:
-        count = sum(1 for other in self._orders if other.session == id.session)
-        if id not in self._orders and count >= MOST_ORDERS:
+        others = self._others(id)
+        mine = sum(1 for other in others if other.user == order.user)
+        if mine >= MOST_ORDERS or len(others) >= USERS * MOST_ORDERS:
             raise BadConfig(
-                f"this session has {MOST_ORDERS} orders already",
+                f"this session has {len(others)} orders already, {mine} of them of this user",
                 remedy="end those that are not read any more, or use their names again",
             )
         self.end(*id)
         self._orders[id] = order
 
-    def _check_bytes(self, id: OrderId, piece: AnnounceOrder) -> None:
-        used_bytes = sum(
-            order.entries.size_bytes
+    def _others(self, id: OrderId) -> list[AnnouncedOrder]:
+        """Returns the orders of a session but for this one."""
+        return [
+            order
             for other, order in self._orders.items()
-            if other.session == id.session and (piece.first or other != id)
-        )
-        if used_bytes + len(piece.inos) > MOST_LIST_BYTES:
+            if other.session == id.session and other != id
+        ]
+
+    def _check_bytes(self, id: OrderId, piece: AnnounceOrder) -> None:
+        orders = self._others(id)
+        if piece.first and id in self._orders:
+            orders.append(self._orders[id])
+        most_bytes = MOST_LIST_BYTES // (1 if piece.user < 0 else USERS)
+        mine_bytes = _size_bytes(order for order in orders if order.user == piece.user)
+        if (
+            mine_bytes + len(piece.inos) > most_bytes
+            or _size_bytes(orders) + len(piece.inos) > MOST_LIST_BYTES
+        ):
             raise BadConfig(
-                f"the orders of this session take more than {MOST_LIST_BYTES >> 20} MiB",
+                f"the orders of this session take more than {MOST_LIST_BYTES >> 20} MiB, or those"
+                f" of this user more than {most_bytes >> 20} MiB",
                 remedy="announce them as functions of a manifest",
             )
 
@@ -164,3 +178,7 @@ class OrderBook:
 
 def _nothing() -> None:
     """The end of a list takes no action."""
+
+
+def _size_bytes(orders: Iterable[AnnouncedOrder]) -> int:
+    return sum(order.entries.size_bytes for order in orders)

@@ -32,6 +32,7 @@ from cachefs.fuse.kernel.opens import Opens
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.kernel_cache import KernelCache
 from cachefs.fuse.orders import COMMANDS as ORDER_COMMANDS
+from cachefs.fuse.orders import user_of
 from cachefs.fuse.runs import CoroutineRunner, RunningRequest
 from cachefs.fuse.server_calls import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
@@ -355,7 +356,7 @@ class KernelSession:
         start = HEADER_BYTES + codec.IOCTL_IN.size
         argument = bytes(memoryview(self._buffer)[start : min(start + size, length)])
         uid = codec.IN_HEADER.unpack_from(self._buffer)[4]
-        answer = self._vfs.orders.answer(command, uid, argument)
+        answer = self._vfs.orders.answer(command, user_of(uid, pid), argument)
         if isinstance(answer, bytes):
             return codec.ioctl_reply(unique, answer)
         return self._later(Op.IOCTL, unique, pid, self._answered_ioctl(unique, answer))

@@ -18,6 +18,7 @@ from cachefs.core.order_messages import (
     IDLE_S,
     MOST_ENTRIES,
     MOST_ORDERS,
+    USERS,
     AnnounceOrder,
 )
 from cachefs.core.orders import Order, Share
@@ -274,6 +275,29 @@ def test_a_session_has_a_bounded_number_of_orders() -> None:
     book.add_piece(OTHER, piece([2], name="0"), 0.0)
     with pytest.raises(BadConfig):
         book.add_piece(ME, piece([1], name="more"), 0.0)
+
+
+def test_each_user_of_a_mount_has_orders_and_bytes_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All users together have those of four; a session of one user has all bytes."""
+    book = OrderBook()
+    for user in range(USERS):
+        for number in range(MOST_ORDERS):
+            book.add_piece(ME, piece([1], name=f"{user}:{number}", user=user), 0.0)
+        with pytest.raises(BadConfig, match=f"{MOST_ORDERS} of them of this user"):
+            book.add_piece(ME, piece([1], name=f"{user}:more", user=user), 0.0)
+        book.add_piece(ME, piece([2], name=f"{user}:0", user=user), 0.0)
+    with pytest.raises(BadConfig, match="0 of them of this user"):
+        book.add_piece(ME, piece([1], name="9:0", user=9), 0.0)
+    book.add_piece(OTHER, piece([1]), 0.0)
+    book.end_session(ME)
+    monkeypatch.setattr(order_book, "MOST_LIST_BYTES", 1000 * USERS)
+    for user in range(USERS):
+        book.add_piece(ME, piece([1, 2], 0, 999, name=f"{user}", user=user), 0.0)
+        with pytest.raises(BadConfig, match="of this user"):
+            book.add_piece(ME, piece([3] * 120, 2, 999, name=f"{user}", user=user), 0.0)
+    book.add_piece(OTHER, piece([1] * 125 * USERS), 0.0)
 
 
 def test_many_short_pieces_count_with_the_memory_that_they_take(
