@@ -40,7 +40,7 @@ def open(
 ) -> IO[Any]:
     """Opens a file for reading, as the builtin `open` does. `path` and `settings`: see `tree`.
     With `buffering=0` returns a `CacheFile`. Raises OSError."""
-    if mode not in ("r", "rb", "rt"):
+    if "".join(sorted(mode)) not in ("r", "br", "rt"):
         raise ValueError(f"mode {mode!r}: files of CacheFS are read-only")
     raw = open_file(os.fsdecode(path), settings)
     if buffering == 0 and "b" in mode:
@@ -48,7 +48,9 @@ def open(
     buffered = io.BufferedReader(raw, buffering if buffering > 1 else BUFFER_BYTES)
     if "b" in mode:
         return buffered
-    return io.TextIOWrapper(buffered, encoding, errors, newline)
+    text = io.TextIOWrapper(buffered, encoding, errors, newline)
+    text.mode = mode  # type: ignore[misc]  # as the builtin does
+    return text
 
 
 def open_file(path: str, settings: dict[str, Any]) -> CacheFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
@@ -88,7 +89,7 @@ class CacheFile(io.RawIOBase):
             raise ValueError(f"invalid whence: {whence}")
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
         if base + offset < 0:
-            raise ValueError(f"negative seek position {base + offset}")
+            raise OSError(errno.EINVAL, f"negative seek position {base + offset}", self.name)
         self._position = base + offset
         return self._position
 
