@@ -20,7 +20,8 @@ HANG_LIMIT_S: Final = 30.0  # a server of no mount that does not answer for this
 
 
 class MountDialer:
-    """Connects to the server of a mount. `record`: as it was when the mount was found."""
+    """Connects to the server of a mount. `record`: as it was when the mount was found, or when it
+    was last dialled: a source may be mounted again with other options."""
 
     def __init__(self, home: StateHome, record: MountRecord) -> None:
         self._home = home
@@ -42,8 +43,9 @@ class MountDialer:
     def dial(self) -> socket.socket:
         """Connects to the server that the mount uses now."""
         record = self._home.find_mount(self._record.mountpoint)
-        if record is None or record.source != self._record.source:
+        if record is None or record.source.key != self._record.source.key:
             raise Unreachable("it is not mounted any more", path=self._record.mountpoint)
+        self._record = record
         sock = connect_socket(record.socket)
         try:
             self._check_owner(sock)
