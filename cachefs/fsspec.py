@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
-from cachefs.core.errors import BadConfig, ReadOnly
+from cachefs.core.errors import BadConfig, CacheFSError, ReadOnly
 from cachefs.core.install import install_command
 from cachefs.library import api
 from cachefs.library.cache_file import CacheFile
+from cachefs.library.calls import call
 from cachefs.library.os_errors import os_error
 from cachefs.library.places import is_below
 from cachefs.library.storage_options import settings_of
@@ -74,7 +75,7 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         of `cachefs:///mnt/x`: without a port, `mnt/x` is a path on a mount where there is one."""
         host, _, rest = path.partition("/")
         local = path if not host else "" if ":" in host else f"/{path}"
-        if local and (mountpoint := api.library().mountpoint_of(local)):
+        if local and (mountpoint := _mountpoint_of(local)):
             return mountpoint, local[len(mountpoint) + 1 :]
         if not host:  # links may lead to a mount
             folder, _, name = path.rpartition("/")
@@ -286,6 +287,13 @@ class HdfsCacheFileSystem(_SourceFileSystem):
 
 class LocalCacheFileSystem(_SourceFileSystem):
     protocol = "cachefs+file"
+
+
+def _mountpoint_of(path: str) -> str:
+    try:
+        return call(api.library().mountpoint_of, path)
+    except CacheFSError as err:
+        raise os_error(err, path) from err
 
 
 def _info_of(name: str, entry: Entry) -> dict[str, Any]:

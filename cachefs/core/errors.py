@@ -125,6 +125,13 @@ class Interrupted(CacheFSError):
     errno = errno.EINTR
 
 
+class NestedCall(CacheFSError):
+    """A signal handler or a finaliser calls what its thread is in: it would wait for itself."""
+
+    code = "nested-call"
+    errno = errno.EDEADLK
+
+
 class AlreadyExists(CacheFSError):
     """The name is taken, and the caller wanted to create it."""
 

@@ -9,6 +9,7 @@ from typing import IO, Any, Final
 
 from cachefs.core.errors import CacheFSError
 from cachefs.library.cache_file import CacheFile
+from cachefs.library.calls import call
 from cachefs.library.library import Library
 from cachefs.library.os_errors import os_error
 from cachefs.library.tree import PathLike, Tree
@@ -56,8 +57,8 @@ def open(
 def open_file(path: str, settings: dict[str, Any]) -> CacheFile:
     """Opens a file unbuffered. Raises OSError."""
     try:
-        located = library().locate(path, settings)
-        return CacheFile(located.source.open(located.path), path, b"", settings)
+        located = call(library().locate, path, settings)
+        return CacheFile(call(located.source.open, located.path), path, b"", settings)
     except (CacheFSError, OSError) as err:
         raise os_error(err, path) from err
 
@@ -65,4 +66,7 @@ def open_file(path: str, settings: dict[str, Any]) -> CacheFile:
 def close() -> None:
     """Closes all connections to servers. Open files stay usable, and the next use connects
     again."""
-    library().close()
+    try:
+        library().close()
+    except CacheFSError as err:
+        raise os_error(err, "") from err

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from cachefs.core.mountinfo import Mounts
+from cachefs.library import calls
 from cachefs.library.mount_table import MountTable
 from cachefs.library.places import Places
 from cachefs.library.source import Source
@@ -73,6 +74,9 @@ class Library:
 
     def close(self) -> None:
         """Closes all connections. The next use connects again."""
+        calls.call(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             for source in self._sources.values():
                 source.close()
@@ -80,6 +84,7 @@ class Library:
 
     def abandon(self) -> None:
         """Makes the library one of this process, after a fork."""
+        calls.abandon()
         self._lock = threading.Lock()
         self._mounts.abandon()
         for source in self._sources.values():

@@ -18,6 +18,7 @@ from cachefs.core.errors import ProtocolError, Stale
 from cachefs.core.model import Inode, NamespaceId
 from cachefs.core.owned_fd import OwnedFd, try_lock
 from cachefs.fuse.handles import Descriptor, FileHandle, Segment
+from cachefs.library.calls import call
 from cachefs.library.node_session import TRIES, NodeSession, checked
 from cachefs.library.published_files import read_all
 from cachefs.library.shared_socket import Reply, SocketLost
@@ -160,7 +161,7 @@ class OpenFile:
 
     def _read_ranges(self, view: memoryview, offset: int) -> None:
         while view:
-            count = self._read_range(view, offset)
+            count = call(self._read_range, view, offset)
             view, offset = view[count:], offset + count
 
     def _read_range(self, view: memoryview, offset: int) -> int:

@@ -39,6 +39,7 @@ from cachefs.client.sockets import (
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, ProtocolError, Unreachable
 from cachefs.core.owned_fd import OwnedFd, take_fd, try_lock
+from cachefs.library import calls
 from cachefs.network.unix_sockets import fds_in
 
 PING_S: Final = 2.0  # silence after which the reader sends a probe
@@ -115,7 +116,7 @@ class SharedSocket:
         the end of the session releases everything. Takes no lock that this thread may have: the
         finaliser of a file calls it at any time."""
         self._outbox.append(m.encode(0, body))
-        self._send_posts()
+        calls.own_work(self._send_posts)
 
     def _send_posts(self) -> None:
         held: list[bool] = []

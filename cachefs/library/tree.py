@@ -14,11 +14,12 @@ from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Inode, Kind, NamespaceId
 from cachefs.library.cache_file import CacheFile, joined
+from cachefs.library.calls import call
 from cachefs.library.library import Library, Located
 from cachefs.library.open_file import OpenFile
 from cachefs.library.os_errors import os_error
 from cachefs.library.path_walk import join
-from cachefs.library.source import ByteRange
+from cachefs.library.source import ByteRange, Source
 
 AHEAD: Final = 64  # directories that a walk lists at once
 OnError = Literal["raise", "return"]
@@ -111,7 +112,7 @@ class Tree:
         name = os.fsencode(path)
         source, base = self._locate()
         try:
-            file = source.open(_below(base, name))
+            file = call(source.open, _below(base, name))
         except (CacheFSError, OSError) as err:
             raise os_error(err, self._full(name)) from err
         return CacheFile(file, self.url, name, self._settings)
@@ -187,7 +188,7 @@ class Tree:
     @property
     def namespace(self) -> NamespaceId:
         """The namespace of the inode numbers."""
-        return self._by_source(lambda _: self._locate().source.namespace, None)
+        return self._by_source(_namespace_of, self._locate().source)
 
     @property
     def root(self) -> Inode:
@@ -207,19 +208,22 @@ class Tree:
     # ---- inside ----
 
     def _locate(self) -> Located:
+        try:
+            return call(self._found)
+        except CacheFSError as err:
+            raise os_error(err, self.url) from err
+
+    def _found(self) -> Located:
         library = self._library()
         version = library.version
         if self._located is None or version != self._version:
-            try:
-                self._located = library.locate(self.url, self._settings)
-            except CacheFSError as err:
-                raise os_error(err, self.url) from err
+            self._located = library.locate(self.url, self._settings)
             self._version = version
         return self._located
 
     def _by_source(self, function: Callable[[_T], _R], argument: _T) -> _R:
         try:
-            return function(argument)
+            return call(function, argument)
         except (CacheFSError, OSError) as err:
             raise os_error(err, self.url) from err
 
@@ -239,6 +243,10 @@ class Tree:
 
     def _full(self, path: bytes) -> str:
         return joined(self.url, path)
+
+
+def _namespace_of(source: Source) -> NamespaceId:
+    return source.namespace
 
 
 def _below(base: bytes, path: bytes) -> bytes:

@@ -7,8 +7,10 @@ and the next call gets its own replies, on the connection that was there.
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,8 +23,11 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.library import node_session
+from cachefs.library.calls import call
+from cachefs.library.library import Located
 from cachefs.library.mount_table import MountTable
 from cachefs.library.source import ByteRange, Source
+from cachefs.library.tree import Tree
 from cachefs.trainers.manifest import Manifest
 from tests.services.interruptions import Point, interrupt, points_of
 from tests.services.scripted_node import NAMES, ScriptedDialer, body_of, scripted_node
@@ -175,6 +180,68 @@ def test_other_threads_of_the_connection_go_on(source: Source, swallowed: list[s
         finally:
             ended.set()
         assert max(one.result(MOST_S) for one in others) < MOST_S
+
+
+class OneSource:
+    """A library with one source, and the table of mounts."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._mounts = MountTable()
+
+    @property
+    def version(self) -> int:
+        self._mounts.current()
+        return self._mounts.version
+
+    def locate(self, url: str, settings: object) -> Located:
+        return Located(self._source, b"")
+
+    def close(self) -> None:
+        self._mounts.close()
+
+
+def test_a_handler_that_calls_the_library_does_not_wait(source: Source) -> None:
+    """[S-library-signals] It gets the bytes, or EDEADLK where the call that it interrupted would
+    wait for itself. The interrupted call gets its own."""
+    library: Any = OneSource(source)
+    tree = Tree("/scripted", {}, lambda: library)
+    handled = refused = 0
+
+    def read_and_close() -> None:
+        call(source.close)
+        read_tree()
+
+    def read_tree() -> None:
+        call(source.names.invalidate_everything)
+        assert tree.read_batch(NAMES) == BODIES
+        with tree.open("segments") as file:
+            assert file.read() == body_of("segments")
+
+    def handle() -> None:
+        nonlocal refused
+        try:
+            assert tree.read("bytes") == body_of("bytes")
+        except OSError as err:
+            if (err.errno, err.filename) != (errno.EDEADLK, "/scripted"):
+                raise
+            refused += 1
+
+    def gives_up(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    read_tree()
+    before = signal.signal(signal.SIGALRM, gives_up)
+    try:
+        for point in points_of(read_and_close):
+            signal.alarm(int(2 * MOST_S))
+            handled += interrupt(read_and_close, point, handle)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        library.close()
+    assert handled > refused > 100
+    read_tree()
 
 
 def test_an_interrupted_look_at_the_mounts_is_repeated(swallowed: list[str]) -> None:

@@ -59,10 +59,12 @@ def points_of(act: Callable[[], object]) -> list[Point]:
     return [*recorder.points.values()]
 
 
-def interrupt(act: Callable[[], object], point: Point) -> bool:
-    """Runs a call that is interrupted at a point. Returns whether the exception of the handler
-    reached the caller."""
-    tracer = _Tracer(point)
+def interrupt(
+    act: Callable[[], object], point: Point, handler: Callable[[], object] | None = None
+) -> bool:
+    """Runs a call that is interrupted at a point, by a handler that raises, or by this one. Returns
+    whether the exception of the handler reached the caller; of this one, whether it ran."""
+    tracer = _Tracer(point, handler or _raise)
     before = signal.signal(signal.SIGINT, tracer.handle)
     sys.settrace(tracer.trace)
     try:
@@ -72,7 +74,7 @@ def interrupt(act: Callable[[], object], point: Point) -> bool:
     finally:
         sys.settrace(None)
         signal.signal(signal.SIGINT, before)
-    return not tracer.raised
+    return tracer.raised == (handler is not None)
 
 
 class _Recorder:
@@ -105,16 +107,21 @@ class _Recorder:
         self.points.setdefault((code, offset, armed_at), point)
 
 
+def _raise() -> None:
+    raise Interruption
+
+
 class _Tracer:
-    def __init__(self, point: Point) -> None:
-        self.raised = False
+    def __init__(self, point: Point, handler: Callable[[], object]) -> None:
+        self.raised = False  # the signal
+        self._handler = handler
         self._point = point
         self._left = point.occurrence
 
     def handle(self, *_: object) -> None:
         sys.settrace(None)
         self.raised = True
-        raise Interruption
+        self._handler()
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event != "call" or _TESTS in frame.f_code.co_filename:
