@@ -150,8 +150,9 @@ def check(chosen: Sequence[Entry], found: Sequence[Entry]) -> None:
 
 def _unused(found: Sequence[Entry], older_than: str | None) -> list[Entry]:
     """Returns the entries that no process uses, and that share no directory with a kept entry."""
-    before_s = time.time() - (parse_duration(older_than) if older_than else 0.0)
-    if before_s < 0:
+    age_s = parse_duration(older_than) if older_than else 0.0
+    before_s = time.time() - age_s
+    if age_s < 0 or before_s < 0:  # -1 is "never": nothing is older
         raise BadConfig(f"bad time {older_than!r}", remedy="write it as 30d or 12h")
     kept_dirs = {
         path for one in found if one.pid or one.used_at_s > before_s for path in one.cache_dirs

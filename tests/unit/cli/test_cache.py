@@ -114,6 +114,14 @@ def test_rm_with_names_leaves_nothing_to_list(caches: dict[str, Path], run: Run)
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("time", ["-1", "-1s", "999999d"])
+def test_nothing_is_older_than_for_ever(caches: dict[str, Path], run: Run, time: str) -> None:
+    """-1 is `never` in all other durations."""
+    assert "bad " in refused(run("cache", "rm", "--unused", "--names", "--older-than", time))
+    for directory in caches.values():
+        assert (directory / "cache" / "files" / "aa" / "1").exists()
+
+
 def test_rm_of_what_was_not_used_for_long(caches: dict[str, Path], run: Run) -> None:
     facts = json.loads(
         ok(run("cache", "rm", "--unused", "--older-than", "30d", "--dry-run", "--json"))
