@@ -27,6 +27,7 @@ class Masters:
     def __init__(self, chosen: Config) -> None:
         self._chosen = chosen
         self._answers: dict[str, list[HealthProblem]] = {}
+        self.refused: list[str] = []  # why the configured one could not be asked
 
     def of_record(self, record: MountRecord) -> list[HealthProblem]:
         """Returns the problems that a mount's master reports; none if the command may not call
@@ -38,6 +39,16 @@ class Masters:
             with master:
                 return self._problems(master, chosen)
         except CacheFSError:
+            return []
+
+    def of_configured(self) -> list[HealthProblem]:
+        """Returns the problems that the configured master reports, or MASTER_AWAY. Adds to
+        `refused` if the command may not call it."""
+        try:
+            with clusters.connect_admin(self._chosen) as master:
+                return self.problems(master)
+        except CacheFSError as err:
+            self.refused.append(err.one_line())
             return []
 
     def problems(self, master: AdminClient) -> list[HealthProblem]:

@@ -41,13 +41,16 @@ def command(where: str | None, as_json: bool, chosen: Config) -> int:
     cachefs health /mnt/data
     cachefs health cachefs://master:19998
     """
-    found = unique(_problems(where, chosen, settings.state_home(chosen)))
+    masters = Masters(chosen)
+    found = unique(_problems(where, chosen, masters))
     if as_json:
         output.print_json([msgspec.to_builtins(one) for one in found])
     else:
-        for line in problem_lines(found, time.time()) or [WELL]:
+        for line in problem_lines(found, time.time()) or ([] if masters.refused else [WELL]):
             click.echo(printable(line))
-    return verdict(found)
+    for text in masters.refused:
+        output.warn(f"the cluster is not looked at: {text}")
+    return verdict(found) or int(bool(masters.refused))
 
 
 def unique(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
@@ -114,8 +117,8 @@ def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
         raise ProtocolError(str(err)) from err
 
 
-def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
-    masters = Masters(chosen)
+def _problems(where: str | None, chosen: Config, masters: Masters) -> Iterable[HealthProblem]:
+    home = settings.state_home(chosen)
     if where is not None and clusters.is_master(where):
         with clusters.admin_at(master_url(where, tls=clusters.uses_tls(chosen)), chosen) as master:
             yield from masters.problems(master)
@@ -133,8 +136,7 @@ def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterabl
         elif is_unserved(mount.mountpoint, None):
             yield from of_dead(mount.mountpoint)
     if clusters.is_cluster_configured(chosen):
-        with clusters.connect_admin(chosen) as master:
-            yield from masters.problems(master)
+        yield from masters.of_configured()
 
 
 def no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:

@@ -38,16 +38,18 @@ def command(path: str, files_from: BinaryIO, name: str, follow: bool, as_json: b
     ends when its files were opened, after 10 minutes without an open, and with the mount."""
     orders = DirectoryOrders(path)
     inos = _inos_of(path, files_from)
-    if NATIVE in inos:  # complete on this node
+    is_native = NATIVE in inos  # complete on this node
+    if is_native:
         inos = array.array("Q", (ino for ino in inos if ino != NATIVE))
-        if not inos:
-            click.echo("OK, all files are native: none needs an order")
-            return 0
-    orders.announce(name, inos)
-    if follow:
+    is_announced = bool(inos) or not is_native
+    if is_announced:
+        orders.announce(name, inos)
+    if follow and is_announced:
         _follow(orders, name, as_json)
     if as_json:
-        output.print_json({"path": path, "name": name, "files": len(inos)})
+        output.print_json_line({"path": path, "name": name, "files": len(inos)})
+    elif not is_announced:
+        click.echo("OK, all files are native: none needs an order")
     elif not follow:
         click.echo(f"OK, {len(inos):,} files are announced as {name!r}")
     return 0
@@ -97,7 +99,7 @@ def _follow(orders: DirectoryOrders, name: str, as_json: bool) -> None:
         except NotFound:
             return
         if as_json:
-            output.print_json(state._asdict())
+            output.print_json_line(state._asdict())
         else:
             click.echo(
                 f"{state.position:,} of {state.total:,} opened, "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import job_servers, mountpoint, session, settings
+from cachefs.cli import clusters, job_servers, mountpoint, session, settings
 from cachefs.cli.commands import doctor, down, logs, mount, umount
 from cachefs.cli.commands import status as status_module
 from cachefs.cli.masters import Masters
@@ -241,6 +241,28 @@ def test_health_of_a_server_that_does_not_answer(home: StateHome, node: FakeNode
     code, out, _ = run("health", "/mnt/data")
     assert code == 2
     assert "MOUNT_DEAD: /mnt/data: its server does not answer (it ends just now)" in out
+
+
+def test_health_of_mounts_beside_a_cluster_that_refuses_the_token(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token may be limited to a path. Its refusal hides no problem, and is not `OK`."""
+
+    def refuse(chosen: object) -> None:
+        raise errors.AccessDenied("the token is limited to /a")
+
+    monkeypatch.setattr(clusters, "is_cluster_configured", lambda chosen: True)
+    monkeypatch.setattr(clusters, "connect_admin", refuse)
+    monkeypatch.setattr("cachefs.cli.commands.health.read_mounts", status_module.read_mounts)
+    monkeypatch.setattr("cachefs.cli.commands.health.is_unserved", lambda mountpoint, record: False)
+    node.status = {"cache": {"tiers": [TIER]}}
+    refusal = "cachefs: warning: the cluster is not looked at: the token is limited to /a\n"
+    assert run("health") == (1, "", refusal)
+    assert run("health", "--json") == (1, "[]\n", refusal)
+    node.failure = errors.Unavailable("it ends just now")
+    code, out, err = run("health")
+    assert (code, err) == (2, refusal)
+    assert out.startswith("error: MOUNT_DEAD: /mnt/data: ")
 
 
 def test_logs_of_a_mount(node: FakeNode, run: Run, home: StateHome) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import array
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cachefs.cli.commands import freeze
+from cachefs.cli.commands import freeze, order, views
 from cachefs.cli.view_calls import view_at
 from cachefs.core.messages import ViewStatus
-from cachefs.launcher.state import StateHome
+from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import Mount, Mounts
+from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli import test_commands
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.fake_node import FakeNode
@@ -128,3 +131,31 @@ def test_the_nearest_view_counts() -> None:
         assert found is not None
         assert found.state == state
     assert view_at(views[1:], b"d") is None
+
+
+def test_views_of_all_mounts_without_one_that_does_not_answer(
+    node: FakeNode, run: Run, home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.write_mount(MountRecord("/mnt/dead", UfsSpec("s3://dead"), 0, str(tmp_path / "none")))
+    mounts = [
+        Mount(f"0:{number}", "/", where, "fuse.cachefs", "s3://b", ())
+        for number, where in enumerate(("/mnt/dead", "/mnt/data"), 50)
+    ]
+    monkeypatch.setattr(views, "read_mounts", lambda: Mounts(mounts))
+    node.views = [view("covered")]
+    code, out, err = run("views", "--json")
+    assert (code, [one["path"] for one in json.loads(out)]) == (3, ["/mnt/data/d"])
+    assert err.startswith("cachefs: warning: /mnt/dead: its server does not answer")
+    assert len(err.splitlines()) == 1
+
+
+def test_an_order_of_native_files_is_a_document_with_json(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = array.array("Q", [order.NATIVE, order.NATIVE])
+    monkeypatch.setattr(order, "_inos_of", lambda path, lines: native)
+    command = ("order", str(tmp_path), "--files-from", "/dev/null")
+    for follow in ((), ("--follow",)):
+        found = json.loads(ok(run(*command, "--json", *follow)))
+        assert found == {"path": str(tmp_path), "name": "order", "files": 0}
+        assert "none needs an order" in ok(run(*command, *follow))
