@@ -64,6 +64,7 @@ class Session:
         self._late: set[int] = set()  # overdue requests that are being cancelled
         self._event_tasks: set[asyncio.Task[None]] = set()
         self._many_tiers = False  # the client supports several tiers
+        self._takes_tiers = False  # its Attach was answered: it drops earlier events
         self._sent_tiers: dict[int, TierView] = {}  # as the client knows them
         self._covers = False  # the client lays covers
         self.defaults = (0, 0, 0, 0)  # see `Hello.defaults`
@@ -174,7 +175,7 @@ class Session:
 
     def send_tiers(self) -> None:
         """Sends the changes of the tiers since the last call, if the client has attached."""
-        if not self.sources:
+        if not self._takes_tiers:
             return
         for view in self.server.worker.tiers():
             if view.tier == 0 or self._many_tiers:
@@ -367,6 +368,7 @@ class Session:
         if is_new:
             await self._show_views(attached.namespace)
         if self.follows:  # sent after the reply
+            self._takes_tiers = True
             asyncio.get_running_loop().call_soon(self.send_tiers)
         return attached, None
 

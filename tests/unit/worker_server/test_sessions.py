@@ -299,6 +299,25 @@ def test_a_complete_file_is_released_at_once_for_who_wants_it(tmp_path: Path) ->
     assert serve(tmp_path, script).released == [50]
 
 
+def test_a_tier_that_changes_during_an_attach_is_reported_after_it(tmp_path: Path) -> None:
+    """A client that connects again drops the events before the reply."""
+
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        async def attached(namespace: NamespaceId) -> None:
+            worker.views = [TierView(0, worker.pub_fds[0], False, losses=1)]
+            worker.send_tiers()
+
+        views: Any = SimpleNamespace(attached=attached, left=lambda *_, **__: None)
+        server.views = views
+        peer = Peer(path)
+        await peer.call(1, m.Hello("fuse", 1, many_tiers=True))
+        assert isinstance(await peer.call(2, m.Attach(UfsSpec("s3://b"))), m.Attached)
+        assert await hear(peer, 1) == [m.TierState(False, 0, doubtful=True)]
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
 def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> None:
     async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
         first = worker.pub_fds[0]
