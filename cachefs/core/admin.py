@@ -255,6 +255,9 @@ class BlockAt(Answer, frozen=True):
 
 
 class FileAt(Answer, frozen=True):
+    """A file and all of its blocks. A reply has 65,536 blocks at most, and of further files those
+    that are cached."""
+
     path: PathText
     size_bytes: int
     blocks: list[BlockAt]

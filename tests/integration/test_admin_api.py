@@ -14,7 +14,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.admin import API, JSON_TYPE, MAX_BODY_BYTES, PROBLEM_TYPE
-from master.server.admin import app
+from master.server.admin import app, files
 from tests.services.http_master import Cluster, cluster, run, worker
 
 ALL = "a" * 32
@@ -25,8 +25,9 @@ KEYS = {b"train/%d" % n: b"x" * n for n in range(1, 6)}
 
 
 class Workers:
-    """Have the first page of everything; `gone` does not answer, a disk of `partial` does not."""
+    """Have the pages `have` of every file; `gone` does not answer, a disk of `partial` does not."""
 
+    have = b"\x01"
     gone = ""
     partial = ""
 
@@ -34,7 +35,7 @@ class Workers:
         if url == self.gone:
             return m.Failure("unavailable", "its disk failed")
         if isinstance(call, c.Have):
-            return c.Had([b"\x01" for _ in call.contents], incomplete=url == self.partial)
+            return c.Had([self.have for _ in call.contents], incomplete=url == self.partial)
         return c.Dropped(len(call.contents), 7, 0)
 
 
@@ -106,13 +107,31 @@ def test_lists_have_pages(tmp_path: Path) -> None:
             assert sources == ["/im", "/more0", "/more1", "/more2", "/more3"]
             workers = await ask.pages("/workers", 1)
             assert [one["id"] for one in workers] == ["worker0", "worker1", "worker2"]
-            files = await ask.pages("/locations?path=/im", 2)
-            assert sorted(one["path"] for one in files) == [f"/im/train/{n}" for n in range(1, 6)]
-            assert {len(one["blocks"][0]["cached"]) for one in files} == {3}
+            found = await ask.pages("/locations?path=/im", 2)
+            assert sorted(one["path"] for one in found) == [f"/im/train/{n}" for n in range(1, 6)]
+            assert {len(one["blocks"][0]["cached"]) for one in found} == {3}
             _, usage = await ask("GET", "/usage?path=/im/train")
             assert (usage["files"], usage["size_bytes"], usage["cached_bytes"]) == (5, 15, 15)
             for limit in ("0", "1001", "x", "1.5"):
                 assert (await ask("GET", f"/sources?limit={limit}"))[0] == 400
+
+    run(go())
+
+
+def test_a_reply_has_so_many_blocks_and_then_cached_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand sparse files have 262 million."""
+
+    async def go() -> None:
+        async with api(tmp_path) as ask:
+            monkeypatch.setattr(files, "MOST_BLOCKS", 3)
+            for have, blocks in ((b"\0", [1, 1, 1, 0, 0]), (b"\1", [1] * 5)):
+                ask.workers.have = have
+                _, found = await ask("GET", "/locations?path=/im/train")
+                assert [len(one["blocks"]) for one in found["items"]] == blocks
+            _, checks = await ask("GET", "/checks?path=/im/train")
+            assert (checks["files"], checks["cached_pages"], checks["copies"]) == (5, 5, 15)
 
     run(go())
 

@@ -42,7 +42,7 @@ def command(path: str, as_json: bool, chosen: Config) -> int:
 
 
 def _pages(master: AdminClient, path: bytes) -> Iterator[a.Locations]:
-    query: Values = {"path": a.text_of(path), "limit": a.MAX_LIMIT}
+    query: Values = {"path": a.text_of(path), "limit": a.DEFAULT_LIMIT}
     return master.pages("/locations", a.Locations, query)
 
 

@@ -19,7 +19,7 @@ from cachefs.core.access import permit
 from cachefs.core.errors import CacheFSError, InUse, NotFound, ProtocolError, Unsupported
 from cachefs.core.model import ContentId, Inode, Kind
 from cachefs.core.pages import BLOCK_PAGES
-from cachefs.core.placement import LARGEST_FILE_BYTES, Placement, block_count
+from cachefs.core.placement import Placement, block_count
 from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, position
 
@@ -28,7 +28,7 @@ LOST: Final = "lost"
 WORKER_S: Final = 10.0  # the timeout of a worker's reply
 GO_ON_S: Final = 10.0  # then the reply has the sum so far and a `next`
 AT_ONCE: Final = 32  # requests in flight to workers
-MOST_BLOCKS: Final = block_count(LARGEST_FILE_BYTES)  # of one file
+MOST_BLOCKS: Final = 1 << 16  # of a reply (16 TiB); of further files it has the cached ones
 BLOCKS_AT_ONCE: Final = 500
 
 T = TypeVar("T", bound=m.Message)
@@ -187,7 +187,7 @@ async def list_locations(at: At) -> a.Locations:
     """Returns the locations of files. A caller whose token has a path also gets worker ids, for the
     files that it may see."""
     asked = Asked(at)
-    batch, items = await _located(at, asked)
+    batch, items = await _located(at, asked, MOST_BLOCKS)
     view = at.backend.workers.view
     silent = asked.silent_owning()
     return a.Locations(items, view.epoch, bool(view.before), silent, batch.next)
@@ -196,7 +196,7 @@ async def list_locations(at: At) -> a.Locations:
 async def list_checks(at: At) -> a.Checks:
     await at.ask(c.ListWorkers(), c.WorkerTable)
     asked = Asked(at)
-    batch, items = await _located(at, asked)
+    batch, items = await _located(at, asked, 0)  # a block that is cached nowhere is not misplaced
     blocks = [(file, block) for file in items for block in file.blocks]
     wrong: list[a.Misplaced] = []
     if not at.backend.workers.view.before:  # while blocks move, no block counts as misplaced
@@ -226,30 +226,41 @@ def _misplaced(file: a.FileAt, block: a.BlockAt) -> a.Misplaced | None:
     return a.Misplaced(file.path, block.block, most, counts[most], owner, owned)
 
 
-async def _located(at: At, asked: Asked) -> tuple[FileBatch, list[a.FileAt]]:
+async def _located(at: At, asked: Asked, most: int) -> tuple[FileBatch, list[a.FileAt]]:
+    """Returns a batch of files with all of their blocks; once these are more than `most`, with
+    those that are cached."""
     batch = await _batch(at, a.bytes_of(at.query.path), at.query.next, at.query.limit)
     placement = Placement(at.backend.workers.view.members)
     rules = await _rules(at, batch.files)
-    all_ = zip(batch.files, rules, await asked.have(batch.files), strict=True)
-    return batch, [await _file_at(file, rule, bitmaps, placement) for file, rule, bitmaps in all_]
+    items: list[a.FileAt] = []
+    for file, rule, bitmaps in zip(batch.files, rules, await asked.have(batch.files), strict=True):
+        items.append(await _file_at(file, rule, bitmaps, placement, most))
+        most -= len(items[-1].blocks)
+    return batch, items
 
 
 async def _file_at(
-    file: File, rule: Rule, bitmaps: dict[str, int], placement: Placement
+    file: File, rule: Rule, bitmaps: dict[str, int], placement: Placement, most: int
 ) -> a.FileAt:
-    """Returns the first `MOST_BLOCKS` blocks of a file, and lets other requests have their turns:
-    a store may report a file of any size."""
+    """Returns a file with all of its blocks, if these are at most `most`, else with those that are
+    cached: a store may report a file of any size. Lets other requests have their turns."""
     size_bytes = file.inode.size
     blocks = []
-    count = pages.page_count(size_bytes)
+    count, block_end = pages.page_count(size_bytes), block_count(size_bytes)
+    has_all = block_end <= most
+    if not has_all:
+        last = max(map(int.bit_length, bitmaps.values()), default=0)
+        block_end = min(block_end, -(-last // BLOCK_PAGES))
     bits_of = {id: _in_blocks(bits) for id, bits in bitmaps.items()}
-    for number in range(min(MOST_BLOCKS, block_count(size_bytes))):
+    for number in range(block_end):
         if not number % BLOCKS_AT_ONCE:
             await asyncio.sleep(0)
         first, end = number * BLOCK_PAGES, min(count, (number + 1) * BLOCK_PAGES)
-        owners = placement.owners(file.inode.ino, number, rule.owners)
         counts = {id: min(end - first, bits(number)) for id, bits in bits_of.items()}
         cached = [a.CachedAt(id, count) for id, count in sorted(counts.items()) if count]
+        if not (has_all or cached):
+            continue
+        owners = placement.owners(file.inode.ino, number, rule.owners)
         length = pages.range_bytes(size_bytes, first, end)
         ids = [owner.id for owner in owners]
         blocks.append(a.BlockAt(number, length, end - first, ids, cached))
