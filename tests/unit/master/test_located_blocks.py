@@ -22,9 +22,7 @@ def located(size: int, bitmaps: dict[str, int], most: int) -> dict[int, dict[str
     inode = Inode(2, Kind.FILE, size)
     file = File(b"f", inode, ContentId.of(NamespaceId(b"n" * 16), inode))
     found = asyncio.run(files._file_at(file, NO_RULE, bitmaps, PLACEMENT, most))
-    return {
-        block.block: {one.worker: one.pages for one in block.cached} for block in found.blocks
-    }
+    return {block.block: {one.worker: one.pages for one in block.cached} for block in found.blocks}
 
 
 @pytest.mark.parametrize("seed", range(8))
