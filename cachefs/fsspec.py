@@ -118,7 +118,7 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         tree, below = self._split(path)
         try:
             entry = tree.stat(below)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         if entry.is_file:
             yield _info_of(path, entry)

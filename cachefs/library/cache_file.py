@@ -8,6 +8,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from cachefs.client.memory_file import memory_file
 from cachefs.core.errors import CacheFSError, Stale
 from cachefs.library.open_file import OpenFile
 from cachefs.library.os_errors import os_error
@@ -75,8 +76,10 @@ class CacheFile(io.RawIOBase):
         """Returns the descriptor of a complete file. Raises UnsupportedOperation for a partial
         one, whose descriptor has holes."""
         self._check()
-        if self._file.complete_fd < 0:
+        if not self.complete:
             raise io.UnsupportedOperation("fileno of a file that is not cached completely")
+        if self._file.complete_fd < 0:  # reads of an empty file need none
+            self._file.use_published(memory_file(b""), 0)
         return self._file.complete_fd
 
     def tell(self) -> int:

@@ -33,12 +33,16 @@ def native(tmp_path: Path) -> Path:
     return path
 
 
+def open_file(size: int) -> OpenFile:
+    session: Any = NoSession()
+    inode = Inode(5, Kind.FILE, size)
+    return OpenFile(session, NamespaceId(b"n" * 16), inode, Doubts(), lambda _: None)
+
+
 @pytest.fixture
 def opened(native: Path, monkeypatch: pytest.MonkeyPatch) -> CacheFile:
     """A complete file, which `cachefs.open` returns."""
-    session: Any = NoSession()
-    inode = Inode(5, Kind.FILE, len(DATA))
-    file = OpenFile(session, NamespaceId(b"n" * 16), inode, Doubts(), lambda _: None)
+    file = open_file(len(DATA))
     file.use_published(own(os.open(native, os.O_RDONLY)), 0)
     made = CacheFile(file, str(native), b"")
     monkeypatch.setattr(api, "open_file", lambda path, settings: made)
@@ -75,3 +79,16 @@ def test_other_modes_are_refused(mode: str, native: Path) -> None:
 def test_the_file_without_a_buffer(native: Path, opened: CacheFile) -> None:
     with api.open(native, "rb", 0) as file:
         assert isinstance(file, io.RawIOBase)
+
+
+def test_an_empty_file_has_a_descriptor() -> None:
+    """Programs map or ask for the size of what is cached completely."""
+    with CacheFile(open_file(0), "/mnt/x", b"empty") as file:
+        assert file.complete
+        fd = file.fileno()
+        assert (os.fstat(fd).st_size, file.fileno(), file.read()) == (0, fd, b"")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    file = CacheFile(open_file(5), "/mnt/x", b"partial")
+    with pytest.raises(io.UnsupportedOperation, match="not cached completely"), file:
+        file.fileno()
