@@ -137,9 +137,9 @@ class Manifest:
     def refresh(self) -> bool:
         """Takes in what changed since the manifest was built. Returns whether it has other files
         now. Samplers of the earlier one must not be used further."""
-        before = self.identity
+        before = self._tables
         self._use(self._fresh())
-        return self.identity != before
+        return not self._tables.has_files_of(before)
 
     def _use(self, tables: TableMap) -> None:
         tops = (tables.folder_path(n) for n in range(len(tables.folder_inos)))

@@ -104,6 +104,11 @@ class TableMap:
     def __len__(self) -> int:
         return self.header.count
 
+    def has_files_of(self, other: TableMap) -> bool:
+        """Returns whether both have the same names and sizes, and each file in the same folder."""
+        is_same = self.header.identity == other.header.identity
+        return is_same and self.firsts == other.firsts
+
     def folder_of(self, index: int) -> int:
         """Returns the number of the folder with a file."""
         return bisect.bisect_right(self.firsts, index) - 1

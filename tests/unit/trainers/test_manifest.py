@@ -99,6 +99,19 @@ def test_the_identity_is_that_of_names_and_sizes(files: Path, home: str, tmp_pat
     assert moved.identity != first.identity
 
 
+def test_a_refresh_notices_a_file_of_another_class(files: Path, home: str) -> None:
+    """Also where the list of names stays: the first of a folder moves to the folder before it."""
+    for number, path in enumerate(sorted((files / "dog").iterdir())):
+        path.rename(files / "dog" / f"z{number:03}")  # behind all cats
+    manifest = Manifest(files, home=home)
+    names = [name.rpartition(b"/")[2] for name in manifest]
+    moved = min((files / "dog").iterdir())
+    moved.rename(files / "cat" / moved.name)
+    assert manifest.refresh()
+    assert [name.rpartition(b"/")[2] for name in manifest] == names
+    assert not manifest.refresh()
+
+
 def test_another_process_maps_the_same_tables(manifest: Manifest, files: Path, home: str) -> None:
     copy = pickle.loads(pickle.dumps(manifest))
     assert listed(copy) == listed(manifest)
