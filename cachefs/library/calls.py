@@ -31,7 +31,8 @@ _this_thread = _ThisThread()
 def call(function: Callable[..., _R], *arguments: Any) -> _R:
     """Returns what a function returns, which is a call of the library. Raises NestedCall if this
     thread is in one already, and what the function raises."""
-    lock, held = _this_thread.call, list[bool]()
+    lock = _this_thread.call
+    held: list[bool] = []  # `list[bool]()` takes longer than all of this
     try:
         try_lock(held, lock)
         if not held[0]:
@@ -47,7 +48,8 @@ def call(function: Callable[..., _R], *arguments: Any) -> _R:
 
 def own_work(function: Callable[[], None]) -> None:
     """Runs what takes locks of the library, in a call of this thread or outside of one."""
-    lock, held = _this_thread.call, list[bool]()
+    lock = _this_thread.call
+    held: list[bool] = []
     try:
         try_lock(held, lock)
         function()

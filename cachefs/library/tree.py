@@ -19,12 +19,11 @@ from cachefs.library.library import Library, Located
 from cachefs.library.open_file import OpenFile
 from cachefs.library.os_errors import os_error
 from cachefs.library.path_walk import join
-from cachefs.library.source import ByteRange, Source
+from cachefs.library.source import ByteRange, Failed, Source
 
 AHEAD: Final = 64  # directories that a walk lists at once
 OnError = Literal["raise", "return"]
 PathLike = str | bytes | os.PathLike[str]
-_T = TypeVar("_T")
 _R = TypeVar("_R")
 _M = TypeVar("_M", bound=m.Message)
 
@@ -68,7 +67,7 @@ class Tree:
         self._settings = settings
         self._library = library
         self._version = -1  # of the table of mounts
-        self._located: Located | None = None
+        self._place: Located | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self.url, self._settings)
@@ -88,9 +87,8 @@ class Tree:
         this node are requested 256 at a time. A file that cannot be read does not stop the others:
         "raise" raises the first error at the end, "return" returns the OSError in its place."""
         asked = [*map(os.fsencode, paths)]
-        source, base = self._locate()
-        wanted = [b"%s/%s" % (base, path) for path in asked] if base else asked
-        return self._results(asked, self._by_source(source.read_files, wanted), on_error)
+        read = self._with(lambda source, base: source.read_files(_all_below(base, asked)))
+        return self._results(asked, read, on_error)
 
     def read_ranges(
         self,
@@ -100,28 +98,31 @@ class Tree:
         """Returns bytes [start, stop) of each file, as slices have them. Otherwise as
         `read_batch`."""
         asked = [(os.fsencode(path), start, stop) for path, start, stop in ranges]
-        source, base = self._locate()
-        wanted = [ByteRange(_below(base, path), start, stop) for path, start, stop in asked]
-        paths = [path for path, _, _ in asked]
-        return self._results(paths, self._by_source(source.read_all, wanted), on_error)
+
+        def read_all(source: Source, base: bytes) -> list[bytes | Failed]:
+            return source.read_all([ByteRange(_below(base, path), *part) for path, *part in asked])
+
+        return self._results([path for path, *_ in asked], self._with(read_all), on_error)
 
     # ---- open files ----
 
     def open(self, path: PathLike = "") -> CacheFile:
         """Opens a file, unbuffered."""
         name = os.fsencode(path)
-        source, base = self._locate()
         try:
-            file = call(source.open, _below(base, name))
+            file = call(self._opened, name)
         except (CacheFSError, OSError) as err:
             raise os_error(err, self._full(name)) from err
         return CacheFile(file, self.url, name, self._settings)
 
+    def _opened(self, name: bytes) -> OpenFile:
+        source, base = self._located()
+        return source.open(_below(base, name))
+
     def open_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
         """Opens files as `read_batch` reads them. If it raises, it leaves none open."""
         asked = [os.fsencode(path) for path in paths]
-        source, base = self._locate()
-        opened = self._by_source(source.open_all, [_below(base, path) for path in asked])
+        opened = self._with(lambda source, base: source.open_all(_all_below(base, asked)))
         files = [
             CacheFile(one, self.url, path, self._settings) if isinstance(one, OpenFile) else one
             for path, one in zip(asked, opened, strict=True)
@@ -144,8 +145,7 @@ class Tree:
     def stat_batch(self, paths: Iterable[PathLike], on_error: OnError = "raise") -> list[Any]:
         """Returns the entry of each path. Otherwise as `read_batch`."""
         asked = [os.fsencode(path) for path in paths]
-        source, base = self._locate()
-        found = self._by_source(source.resolve_all, [_below(base, path) for path in asked])
+        found = self._with(lambda source, base: source.resolve_all(_all_below(base, asked)))
         entries = [
             one if isinstance(one, (CacheFSError, OSError)) else Entry(join(path), one.inode)
             for path, one in zip(asked, found, strict=True)
@@ -172,8 +172,7 @@ class Tree:
             todo += [one.path for one in reversed(entries) if one.is_directory]
 
     def _list_all(self, paths: Sequence[bytes]) -> list[list[Entry]]:
-        source, base = self._locate()
-        found = self._by_source(source.list_all, [_below(base, path) for path in paths])
+        found = self._with(lambda source, base: source.list_all(_all_below(base, paths)))
         listings: list[Any] = []
         for path, one in zip(paths, found, strict=True):
             if isinstance(one, (CacheFSError, OSError)):
@@ -188,7 +187,7 @@ class Tree:
     @property
     def namespace(self) -> NamespaceId:
         """The namespace of the inode numbers."""
-        return self._by_source(_namespace_of, self._locate().source)
+        return self._with(lambda source, _: source.namespace)
 
     @property
     def root(self) -> Inode:
@@ -198,34 +197,37 @@ class Tree:
     def call(self, body: m.Message, answer: type[_M], fd: int | None = None) -> _M:
         """Sends a request on this process's session of the source, with a copy of `fd` if it is
         one, and returns the reply."""
-        session = self._locate().source.session
-        return self._by_source(lambda body: session.ask(body, answer, fd=fd), body)
+
+        def ask(source: Source, _: bytes) -> _M:
+            return source.session.ask(body, answer, fd=fd)
+
+        return self._with(ask)
 
     def close(self) -> None:
         """Forgets the source. The connection stays: others may use it (see `cachefs.close`)."""
-        self._located = None
+        self._place = None
 
     # ---- inside ----
 
-    def _locate(self) -> Located:
+    def _with(self, use: Callable[[Source, bytes], _R]) -> _R:
+        """Returns what a function returns for the source and the path of this tree in it."""
         try:
-            return call(self._found)
-        except CacheFSError as err:
-            raise os_error(err, self.url) from err
-
-    def _found(self) -> Located:
-        library = self._library()
-        version = library.version
-        if self._located is None or version != self._version:
-            self._located = library.locate(self.url, self._settings)
-            self._version = version
-        return self._located
-
-    def _by_source(self, function: Callable[[_T], _R], argument: _T) -> _R:
-        try:
-            return call(function, argument)
+            used: _R = call(self._used, use)
         except (CacheFSError, OSError) as err:
             raise os_error(err, self.url) from err
+        return used
+
+    def _used(self, use: Callable[[Source, bytes], _R]) -> _R:
+        source, base = self._located()
+        return use(source, base)
+
+    def _located(self) -> Located:
+        library = self._library()
+        version = library.version
+        if self._place is None or version != self._version:
+            self._place = library.locate(self.url, self._settings)
+            self._version = version
+        return self._place
 
     def _results(
         self, paths: Sequence[bytes], results: Sequence[Any], on_error: OnError
@@ -245,8 +247,8 @@ class Tree:
         return joined(self.url, path)
 
 
-def _namespace_of(source: Source) -> NamespaceId:
-    return source.namespace
+def _all_below(base: bytes, paths: Sequence[bytes]) -> Sequence[bytes]:
+    return [b"%s/%s" % (base, path) for path in paths] if base else paths
 
 
 def _below(base: bytes, path: bytes) -> bytes:
