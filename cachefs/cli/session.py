@@ -23,7 +23,7 @@ from cachefs.core.model import Inode, NamespaceId
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.hung_server import unanswered
 from cachefs.launcher.process_watch import is_of_user, is_ours
-from cachefs.launcher.state import MountRecord, StateHome, read_pointer
+from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
 RESTART_S: Final = 3.0  # a server that died is restarted within half a second
@@ -160,7 +160,7 @@ def _connect(record: MountRecord) -> BlockingClient:
         try:
             return BlockingClient.connect(record.socket, owner=record.owner)
         except (Unreachable, OSError):
-            if time.monotonic() > deadline or not is_ours(record.pid):
+            if time.monotonic() > deadline or not is_ours(record.pid, record.born):
                 raise
             time.sleep(_PAUSE_S)
 
@@ -180,7 +180,7 @@ def _unanswered(record: MountRecord, err: CacheFSError | OSError) -> Unreachable
     """Returns the error of a mount whose server does not answer. The remedy depends on whether the
     server lives."""
     pointer = read_pointer(Path(record.socket).parent)
-    if pointer is not None and _is_server(pointer.pid, record):
+    if pointer is not None and _is_server(pointer, record):
         return unanswered(pointer.pid, record.mountpoint)
     cause = err.cause if isinstance(err, CacheFSError) else err.strerror
     return Unreachable(
@@ -190,9 +190,10 @@ def _unanswered(record: MountRecord, err: CacheFSError | OSError) -> Unreachable
     )
 
 
-def _is_server(pid: int, record: MountRecord) -> bool:
+def _is_server(pointer: Pointer, record: MountRecord) -> bool:
     """Returns False for a pid in another user's pointer that is not that user's process."""
-    return is_ours(pid) and (record.owner < 0 or is_of_user(pid, record.owner))
+    is_its = record.owner < 0 or is_of_user(pointer.pid, record.owner)
+    return is_its and is_ours(pointer.pid, pointer.born)
 
 
 @contextlib.contextmanager

@@ -68,7 +68,8 @@ class MountRecordWriter:
         was_due, self._is_kept, self._is_due = self._is_due, False, False
         current = self._current()
         found = self._home.find_mount(current.mountpoint) if was_due else None
-        pid = found.pid if found is not None and not is_ours(found.pid) else current.pid
+        is_left = found is not None and not is_ours(found.pid, found.born)
+        pid = found.pid if found is not None and is_left else current.pid
         try:
             self._home.remove_mount(current.mountpoint, pid)
         except CacheFSError as err:  # the end of a mount must not wait for this

@@ -85,7 +85,7 @@ def _entry(directory: Path, users: dict[str, int]) -> Entry:
     caches = kept.cache_dirs if kept is not None else [str(own)]
     pointer = read_pointer(directory)
     pid = users.get(str(directory), 0)
-    if pointer is not None and is_ours(pointer.pid):
+    if pointer is not None and is_ours(pointer.pid, pointer.born):
         pid = pointer.pid
     return Entry(
         directory.name,

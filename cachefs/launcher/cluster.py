@@ -107,7 +107,7 @@ def _wait_for_return(directory: Path) -> None:
     deadline = time.monotonic() + RETURN_S
     while time.monotonic() < deadline:
         pointer = read_pointer(directory)
-        if pointer is not None and is_ours(pointer.pid):
+        if pointer is not None and is_ours(pointer.pid, pointer.born):
             return
         time.sleep(_POLL_S)
 
@@ -118,7 +118,7 @@ def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:
     found = [pointer for path in home.node_dirs(address) if (pointer := read_pointer(path))]
     mounts = collections.Counter(record.socket for record in home.mount_records())
     for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays, mounts[p.socket])):
-        if is_ours(pointer.pid) and answers(pointer):
+        if is_ours(pointer.pid, pointer.born) and answers(pointer):
             return pointer
     return None
 

@@ -323,7 +323,7 @@ async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
     home = StateHome(Path(spec.home))
     directory = home.source_dir(spec.source)
     socket_path = directory / "server.sock"
-    pointer = Pointer(str(socket_path), os.getpid())
+    pointer = Pointer.of_this_process(str(socket_path))
     sources = EmbeddedSources(
         home, spec.origin_deadline_s, pointer, spec.cache_dir, spec.background_listings
     )

@@ -21,9 +21,10 @@ from cachefs.core.access import parse_address
 from cachefs.core.addresses import address_of
 from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import BadConfig, DeadlineExceeded
-from cachefs.core.specs import MasterSpec, Security, WorkerSpec
+from cachefs.core.specs import MasterSpec, Security, Started, WorkerSpec
 from cachefs.launcher import state, tokens
 from cachefs.launcher.cluster import start_master, start_worker, tier_of
+from cachefs.launcher.process_watch import birth_of
 from cachefs.launcher.processes import Watch, cache_size, is_ours, launch_lock
 from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
 
@@ -38,15 +39,17 @@ _HOST: Final = "127.0.0.1"
 
 
 class LocalProcess(msgspec.Struct, frozen=True):
-    """A master or a worker. `pid` 0: it was never started."""
+    """A master or a worker. `pid` 0: it was never started. `born`: see `process_watch.birth_of`; ""
+    in records of earlier versions."""
 
     name: str
     url: str = ""
     pid: int = 0
+    born: str = ""
 
     @property
     def runs(self) -> bool:
-        return bool(self.pid) and is_ours(self.pid)
+        return bool(self.pid) and is_ours(self.pid, self.born)
 
 
 class LocalCluster(msgspec.Struct, frozen=True):
@@ -188,7 +191,7 @@ class LocalClusterStarter:
             other = msgspec.structs.replace(spec, listen=f"{_HOST}:0")  # the port was just taken
             started = start_master(other, log / "master.err")
         self._warnings += [started.warning] if started.warning else []
-        return LocalProcess(known.name, started.url, started.pid)
+        return _started(known.name, started)
 
     def _start_worker(self, known: LocalProcess, done: list[LocalProcess]) -> LocalProcess:
         directory = self._directory / known.name
@@ -203,7 +206,7 @@ class LocalClusterStarter:
         )
         started = start_worker(spec, background=True)
         self._warnings += [started.warning] if started.warning else []
-        return LocalProcess(known.name, started.url, started.pid)
+        return _started(known.name, started)
 
     def _security(self, master: str) -> Security:
         """Returns the security of a worker."""
@@ -221,7 +224,7 @@ def down(cluster: LocalCluster) -> list[LocalProcess]:
 
 
 def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
-    watches = [(process, Watch(process.pid)) for process in processes if process.runs]
+    watches = [(process, Watch(process.pid, process.born)) for process in processes if process.runs]
     for _, watch in watches:
         watch.signal(signal.SIGTERM)
     for process, watch in watches:
@@ -232,6 +235,10 @@ def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
                     remedy=f"look at its log, or end it: kill -9 {process.pid}",
                 )
     return [process for process, _ in watches]
+
+
+def _started(name: str, started: Started) -> LocalProcess:
+    return LocalProcess(name, started.url, started.pid, birth_of(started.pid))
 
 
 def _count(workers: int, done: list[LocalProcess]) -> int:

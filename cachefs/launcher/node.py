@@ -105,7 +105,7 @@ class NodeProcess:
         given = self._spec.socket
         socket_path = Path(given) if given else self._directory / SOCKET_NAME
         server.listen(socket_path, GROUP_MODE if given else OWNER_MODE)
-        pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
+        pointer = Pointer.of_this_process(str(socket_path), stays=self._spec.stays, url=url)
         write_pointer(self._directory, pointer)
         source = f"{SCHEME}{address_of(self._spec.master)}"
         cache_record.note(self._directory, source, self._paths)

@@ -1,16 +1,51 @@
-"""Checks of processes (CacheFS or not, stopped, of a user), and the wait for the end of one."""
+"""Checks of processes (CacheFS or not, stopped, of a user), and the wait for the end of one.
+
+A record outlives a process that is killed, and another process gets its pid, or one of its threads
+does: soon after a restart of the machine or of a container, where pids begin again. So records have
+the pid and the birth of a process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
 from pathlib import Path
+from typing import Final
+
+_START_FIELD: Final = 19  # `starttime`, counted from the state; see proc(5)
 
 
-def is_ours(pid: int) -> bool:
-    """Returns whether this is a live process of CacheFS, and not one that reused the pid."""
+def birth_of(pid: int) -> str:
+    """Returns the boot and the time in it at which a process started; "" if there is none."""
+    fields = _stat_fields(pid)
+    return f"{_boot_id()}:{fields[_START_FIELD]}" if len(fields) > _START_FIELD else ""
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat from the state on; none if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def is_ours(pid: int, born: str = "") -> bool:
+    """Returns whether this is a live process of CacheFS, and not another one that reused the pid of
+    the process that was born then ("": not known)."""
+    if born and birth_of(pid) != born:
+        return False
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -20,11 +55,7 @@ def is_ours(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal (SIGSTOP, SIGTSTP) or a debugger stopped the process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[:1] in (["T"], ["t"])
+    return _stat_fields(pid)[:1] in (["T"], ["t"])
 
 
 def is_of_user(pid: int, uid: int) -> bool:
@@ -39,10 +70,11 @@ def is_of_user(pid: int, uid: int) -> bool:
 class Watch:
     """Watches a process through a pidfd, so that a reused pid is never mistaken for it."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, born: str = "") -> None:
+        """`born`: as in `is_ours`."""
         self.pid = pid
         try:
-            self._fd = os.pidfd_open(pid) if is_ours(pid) else -1
+            self._fd = os.pidfd_open(pid) if is_ours(pid, born) else -1
         except OSError:
             self._fd = -1
 

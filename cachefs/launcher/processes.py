@@ -251,7 +251,7 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
     while (pointer := read_pointer(directory)) is not None:
         if answers(pointer):
             return pointer
-        if not is_ours(pointer.pid):
+        if not is_ours(pointer.pid, pointer.born):
             return None
         is_late = time.monotonic() > deadline
         if is_late and hang_limit_s and hung_server.end_listener(pointer.socket):
@@ -276,7 +276,9 @@ def answers(pointer: Pointer) -> bool:
 
 def is_served(record: MountRecord) -> bool:
     """Returns whether the client or the supervisor of this mount lives."""
-    return any(is_ours(pid) for pid in (record.pid, record.supervisor) if pid)
+    return is_ours(record.pid, record.born) or bool(
+        record.supervisor and is_ours(record.supervisor, record.supervisor_born)
+    )
 
 
 def start_child(

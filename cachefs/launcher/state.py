@@ -51,6 +51,7 @@ from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.owned_fd import opened
 from cachefs.core.specs import ClientSpec, MasterAccess
 from cachefs.launcher.directories import check_unshared
+from cachefs.launcher.process_watch import birth_of
 
 POINTER_NAME: Final = "server.json"
 SOCKET_NAME: Final = "server.sock"
@@ -68,12 +69,17 @@ _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Pointer(msgspec.Struct, frozen=True):
     """The address of the server of a source or cache directory. `stays`: the server outlives its
     mounts, and its starter (a service manager, an operator) restarts it. `url`: its address for
-    peers."""
+    peers. `born`: see `process_watch.birth_of`; "" in pointers of earlier versions."""
 
     socket: str
     pid: int
     stays: bool = False
     url: str = ""
+    born: str = ""
+
+    @classmethod
+    def of_this_process(cls, socket: str, *, stays: bool = False, url: str = "") -> Pointer:
+        return cls(socket, os.getpid(), stays, url, birth_of(os.getpid()))
 
 
 class MountRecord(msgspec.Struct, frozen=True):
@@ -86,6 +92,8 @@ class MountRecord(msgspec.Struct, frozen=True):
     sync_interval_s: float = 60.0
     read_only: bool = True
     supervisor: int = 0  # its pid; 0: none
+    born: str = ""  # when the process `pid` started; "" in records of earlier versions
+    supervisor_born: str = ""
     uid: int = -1  # for inodes without one at the origin; of() sets the mounting user
     gid: int = -1
     file_mode: int = 0o644
@@ -104,6 +112,8 @@ class MountRecord(msgspec.Struct, frozen=True):
             sync_interval_s=spec.sync_interval_s,
             read_only=spec.read_only,
             supervisor=supervisor,
+            born=birth_of(pid),
+            supervisor_born=birth_of(supervisor) if supervisor else "",
             uid=spec.uid if spec.uid >= 0 else os.geteuid(),
             gid=spec.gid if spec.gid >= 0 else os.getegid(),
             file_mode=spec.file_mode,

@@ -125,7 +125,10 @@ class Places:
         home = state_home(settings)
         for record in home.mount_records():
             base = record.source.url
-            if is_below(url, base) and (is_ours(record.pid) or is_ours(record.supervisor)):
+            if is_below(url, base) and (
+                is_ours(record.pid, record.born)
+                or is_ours(record.supervisor, record.supervisor_born)
+            ):
                 return MountDialer(home, record)
         return None
 

@@ -283,7 +283,7 @@ def is_stale(record: MountRecord, table: Mounts) -> bool:
 
 def _pointer(directory: Path, fix: bool) -> Iterator[CheckResult]:
     pointer = read_pointer(directory)
-    if pointer is not None and not is_ours(pointer.pid):
+    if pointer is not None and not is_ours(pointer.pid, pointer.born):
         name, detail = f"server of {directory.name}", f"pid {pointer.pid} has ended"
         yield _left(name, "note", detail, fix, lambda: remove_pointer(directory, pointer.pid))
 

@@ -54,7 +54,7 @@ def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:
         mount = read_mounts().at(record.mountpoint)
         if mount is not None and mount.is_cachefs:
             raise
-        with Watch(record.pid) as watch:
+        with Watch(record.pid, record.born) as watch:
             watch.ended(umount.CLIENT_END_S)
 
 

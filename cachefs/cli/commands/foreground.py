@@ -12,7 +12,7 @@ from cachefs.cli import detach
 from cachefs.core.mountinfo import read_mounts
 from cachefs.core.specs import ClientSpec
 from cachefs.launcher import processes
-from cachefs.launcher.processes import STOP_SIGNALS, Watch, is_ours
+from cachefs.launcher.processes import STOP_SIGNALS, Watch, is_ours, is_served
 from cachefs.launcher.state import MountRecord, StateHome
 
 LOOK_S: Final = 3600.0
@@ -56,9 +56,10 @@ class Foreground:
         deadline = time.monotonic() + FOLLOW_S
         while self._is_supervised and time.monotonic() < deadline:
             record = self._record()
-            if record is None or not (is_ours(record.pid) or is_ours(record.supervisor)):
+            if record is None or not is_served(record):
                 return 0
-            if record.supervisor != self._pid and is_ours(record.supervisor):
+            follows = is_ours(record.supervisor, record.supervisor_born)
+            if record.supervisor != self._pid and follows:
                 return record.supervisor
             time.sleep(_PAUSE_S)
         return 0

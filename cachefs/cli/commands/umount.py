@@ -76,10 +76,14 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         server = None  # it belongs to the node, not to its mounts
     with contextlib.ExitStack() as stack:
         # Watched from before the unmount, so that a reused pid is never waited for.
-        client_watch = stack.enter_context(Watch(record.pid)) if record is not None else None
+        client_watch = supervisor_watch = server_watch = None
+        if record is not None:
+            client_watch = stack.enter_context(Watch(record.pid, record.born))
         supervisor = record.supervisor if record is not None else 0
-        supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
-        server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
+        if record is not None and supervisor:
+            supervisor_watch = stack.enter_context(Watch(supervisor, record.supervisor_born))
+        if server is not None:
+            server_watch = stack.enter_context(Watch(server.pid, server.born))
         dead = record is not None and not is_served(record)
         users.leave(mount.mountpoint)
         at_once = lazy or (dead and bool(table.covers_of(mount)))

@@ -140,8 +140,9 @@ def test_rm_of_what_is_used_removes_nothing(
     caches: dict[str, Path], home: StateHome, run: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever shows that it is used. The pid is that of this test."""
-    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid: pid == os.getpid())
-    monkeypatch.setattr("cachefs.launcher.cache_entries.is_ours", lambda pid: pid == os.getpid())
+    for module in ("processes", "cache_entries"):
+        name = f"cachefs.launcher.{module}.is_ours"
+        monkeypatch.setattr(name, lambda pid, born="": pid == os.getpid())
     directory = caches["old"]
     held = -1
     if how == "server":

@@ -673,7 +673,7 @@ def test_a_cluster_whose_master_died_is_the_configured_one(
     record = {"directory": str(directory), "home": str(home.path), "processes": processes}
     write_document(directory, "cluster.json", record)
     write_document(home.path, "local.json", {"directory": str(directory)})
-    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid: pid == 102)
+    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid, born="": pid == 102)
     assert "127.0.0.1:1: the master does not answer" in refused(run("ls", "/p"))
-    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid: False)
+    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid, born="": False)
     assert "not under a CacheFS mount" in refused(run("ls", "/p"))

@@ -60,7 +60,7 @@ def test_a_mount_completes_the_settings_of_its_connection(tmp_path: Path) -> Non
 def test_a_master_of_up_that_has_ended_is_started_by_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "is_ours", bool)
+    monkeypatch.setattr(local, "is_ours", lambda pid, born="": bool(pid))
     away = problem("MASTER_AWAY", URL, "", "start it: cachefs master")
     home = state_home(load_settings({"home": str(tmp_path)}, None))
     directory = str(private_dir(tmp_path / "elsewhere"))

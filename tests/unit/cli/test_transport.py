@@ -117,8 +117,8 @@ def test_a_record_is_kept_while_its_supervisor_lives(
 ) -> None:
     """Its client has just died and the next is starting."""
     home.write_mount(MountRecord("/mnt/a", UfsSpec("s3://b"), 10, "/s", supervisor=20))
-    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid: pid == 20)
+    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid, born="": pid == 20)
     assert "record of /mnt/a" not in run("doctor", "--fix")[1]
-    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid: False)
+    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid, born="": False)
     assert "record of /mnt/a" in run("doctor", "--fix")[1]
     assert home.mount_records() == []

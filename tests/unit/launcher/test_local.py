@@ -54,7 +54,7 @@ def test_the_cluster_of_a_command_is_one_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = {1, 2, 3}
-    monkeypatch.setattr(local, "is_ours", running.__contains__)
+    monkeypatch.setattr(local, "is_ours", lambda pid, born="": pid in running)
     home = StateHome(str(tmp_path))
     first, second, third = (str(tmp_path / name) for name in ("first", "second", "third"))
     for pid, directory in enumerate((first, second, third), 1):

@@ -25,9 +25,11 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec
 from cachefs.fuse import client
 from cachefs.launcher import hung_server, processes, state
+from cachefs.launcher.process_watch import birth_of
 from cachefs.launcher.processes import Watch, ensure_server
 from tests.services.processes import stop, wait_until
 from tests.unit.cli.fake_node import FakeNode
+from tests.unit.launcher.test_process_watch import process_of_cachefs
 
 SCRIPT = str(Path(__file__).with_name("fake_cachefs_server.py"))
 SIZE_BYTES = 64 << 20
@@ -158,11 +160,22 @@ def test_a_pointer_to_a_reused_pid_is_passed_over(launcher: Launcher) -> None:
         stranger.kill()
 
 
+def test_a_pointer_to_a_pid_of_another_process_of_cachefs_is_passed_over(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
+    with process_of_cachefs() as stranger:
+        socket = str(launcher.source_dir() / "server.sock")
+        pointer = state.Pointer(socket, stranger.pid, born=birth_of(os.getpid()))
+        state.write_pointer(launcher.source_dir(), pointer)
+        assert launcher.start().started
+
+
 def test_a_server_that_hangs_is_named(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
     pointer = state.Pointer(str(launcher.source_dir() / "server.sock"), os.getpid())
     state.write_pointer(launcher.source_dir(), pointer)
-    monkeypatch.setattr(processes, "is_ours", lambda pid: pid == os.getpid())
+    monkeypatch.setattr(processes, "is_ours", lambda pid, born="": pid == os.getpid())
     with pytest.raises(errors.Unreachable, match=f"pid {os.getpid()}"):
         launcher.start()
 
