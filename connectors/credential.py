@@ -23,6 +23,7 @@ DIRECTORY: Final = "/etc/cachefs/credentials.d"
 PREFIX: Final = "CACHEFS_CREDENTIAL_"
 MAX_BYTES: Final = 64 << 10  # of a file
 LOOK_S: Final = 1.0
+MOST_READS: Final = 4  # of files that are replaced again and again
 _FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -90,12 +91,22 @@ class Credential:
         have. Raises CredentialsMissing if it has none, or if a file cannot be used."""
         kept, now = self._kept, self._clock()
         if kept is None or now - kept[0] >= LOOK_S:
-            kept = self._kept = now, self._read()
+            kept = self._kept = now, self._read_whole()
         return kept[1]
 
     def forget(self) -> None:
         """Has the next call read the secrets, after the origin refused them."""
         self._kept = None
+
+    def _read_whole(self) -> tuple[str, ...]:
+        """Returns the secrets that two reads agree on. One read may get a new key with the secret
+        of the former one, where all files are replaced at once (a mounted Kubernetes secret)."""
+        found = self._read()
+        for _ in range(MOST_READS):
+            before, found = found, self._read()
+            if found == before:
+                break
+        return found
 
     def _read(self) -> tuple[str, ...]:
         directory = directory_of(self._name, self._environ)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.core.errors import BadConfig, CredentialsMissing
+from connectors import credential
 from connectors.credential import LOOK_S, MAX_BYTES, Credential, parse_name
 
 FIELDS = ("key", "secret")
@@ -66,6 +67,31 @@ def test_a_mounted_secret_of_kubernetes_is_followed(machine: Machine) -> None:
     os.rename(folder / "..next", folder / "..data")
     machine.now += LOOK_S
     assert machine.credential.values() == ("2", "")
+
+
+def test_a_secret_that_is_replaced_between_two_files_is_no_mixture(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = machine.root / NAME
+    folder.mkdir()
+    for version in ("1", "2"):
+        (folder / f"..{version}").mkdir()
+        for field in FIELDS:
+            (folder / f"..{version}" / field).write_text(f"{field} {version}")
+    for field in FIELDS:
+        (folder / field).symlink_to(f"..data/{field}")
+    (folder / "..data").symlink_to("..1")
+    read_text = credential._text
+
+    def text_before_a_change(path: str) -> str:
+        text = read_text(path)
+        if os.readlink(folder / "..data") == "..1":
+            (folder / "..next").symlink_to("..2")
+            os.rename(folder / "..next", folder / "..data")
+        return text
+
+    monkeypatch.setattr(credential, "_text", text_before_a_change)
+    assert machine.credential.values() == ("key 2", "secret 2")
 
 
 def test_variables_stand_in_for_a_missing_directory(machine: Machine) -> None:
