@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import google.auth
 import requests
 from google.auth import exceptions, identity_pool
+from google.auth.credentials import TokenState
 from google.auth.transport.requests import Request
 from google.oauth2 import credentials as user
 from google.oauth2 import service_account
@@ -25,6 +28,7 @@ from connectors.gcs.replies import RENEW
 
 SCOPES: Final = ("https://www.googleapis.com/auth/devstorage.read_only",)
 TOKEN_LIMIT_S: Final = 10.0  # of one request for a token
+AGAIN_S: Final = 10.0  # between attempts to renew a token that has not ended yet
 KEY_FIELD: Final = "credentials.json"
 _LOADERS: Final[dict[str, Any]] = {
     "service_account": service_account.Credentials.from_service_account_info,
@@ -38,39 +42,59 @@ NO_CREDENTIALS: Final = (
 
 
 class GcsCredentials:
-    """The source of tokens. Thread-safe; one thread at a time renews a token. After `forget` the
-    chain is searched again (a rotated file, a new login)."""
+    """The source of tokens. Thread-safe; one thread at a time renews a token, minutes before its
+    end, and others use it until then. After `forget` the chain is searched again (a rotated file, a
+    new login)."""
 
-    def __init__(self, options: GcsOptions) -> None:
+    def __init__(self, options: GcsOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = options.credentials_file
         self._named = Credential(options.credential, (KEY_FIELD,)) if options.credential else None
         self._text = ""  # of the named credential that is in use
         self._lock = threading.Lock()
         self._found: Any = None
+        self._clock = clock
+        self._again_at_s = float("-inf")  # of a renewal that failed
         session = requests.Session()
         session.verify = options.ca_bundle or True
         self._request: Any = functools.partial(Request(session), timeout=TOKEN_LIMIT_S)
 
     def token(self) -> str:
         """Returns a valid token. Raises CredentialsMissing, Unreachable, BadConfig."""
-        with self._lock:
-            try:
-                return self._renewed()
-            except exceptions.GoogleAuthError as error:
+        if not self._lock.acquire(blocking=False):
+            found = self._found
+            if found is not None and found.token_state is TokenState.STALE:
+                return _usable(found)
+            self._lock.acquire()
+        try:
+            return self._renewed()
+        except exceptions.GoogleAuthError as error:
+            if not _is_passing(error):
                 self._found = None
-                raise _translated(error) from error
+            raise _translated(error) from error
+        finally:
+            self._lock.release()
 
     def _renewed(self) -> str:
         if self._named is not None:
             self._take(*self._named.values())
         elif self._found is None:
             self._found = self._load()
-        if not self._found.valid:
+        state = self._found.token_state
+        if state is TokenState.INVALID:
             self._found.refresh(self._request)
-        token: str = self._found.token or ""
-        if not token or not (token.isascii() and token.isprintable()):
-            raise CredentialsMissing("the credentials have no usable token", remedy=RENEW)
-        return token
+        elif state is TokenState.STALE and self._clock() >= self._again_at_s:
+            self._refresh_early()
+        return _usable(self._found)
+
+    def _refresh_early(self) -> None:
+        """Renews a token that has not ended yet. It stays in use while none can be fetched, as
+        during a restart of the metadata server."""
+        try:
+            self._found.refresh(self._request)
+        except exceptions.GoogleAuthError as error:
+            if not _is_passing(error):
+                raise
+            self._again_at_s = self._clock() + AGAIN_S
 
     def _take(self, text: str) -> None:
         """Uses the named credential as it is now."""
@@ -89,6 +113,14 @@ class GcsCredentials:
             self._named.forget()
         with self._lock:
             self._found = None
+
+
+def _usable(found: Any) -> str:
+    """Returns the token of credentials. Raises CredentialsMissing."""
+    token: str = found.token or ""
+    if not token or not (token.isascii() and token.isprintable()):
+        raise CredentialsMissing("the credentials have no usable token", remedy=RENEW)
+    return token
 
 
 def load_file(path: str) -> Any:
@@ -116,12 +148,19 @@ def _no_credentials(path: str) -> BadConfig:
     return BadConfig("credentials_file: no JSON file of credentials", path=path, remedy=remedy)
 
 
+def _is_passing(error: exceptions.GoogleAuthError) -> bool:
+    """Returns whether another attempt may get a token: the token's server gave none, or is busy.
+    The metadata server's silence is the cause of another error."""
+    silence = exceptions.TransportError
+    return bool(error.retryable) or any(isinstance(e, silence) for e in (error, error.__cause__))
+
+
 def _translated(error: exceptions.GoogleAuthError) -> CacheFSError:
     """Returns the typed error of google-auth's. Its text may hold a server's whole reply, so that
     only a part of the first line is shown."""
     first = (str(error.args[0] if error.args else error).splitlines() or [""])[0][:200]
     if isinstance(error, exceptions.DefaultCredentialsError):
         return CredentialsMissing("no Google credentials were found", remedy=NO_CREDENTIALS)
-    if isinstance(error, exceptions.TransportError):
+    if _is_passing(error):
         return Unreachable(f"no token can be fetched ({first})", remedy="check the network")
     return CredentialsMissing(f"the credentials cannot be renewed ({first})", remedy=RENEW)

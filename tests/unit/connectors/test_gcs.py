@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import google.auth
+import google.auth.credentials
 import pytest
+from google.auth import exceptions
 
 from cachefs.core import errors
-from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
+from cachefs.core.errors import (
+    BadBody,
+    BadConfig,
+    CacheFSError,
+    CredentialsMissing,
+    OriginError,
+    Unreachable,
+)
 from cachefs.core.model import Kind, UfsSpec
 from connectors.fetch.request import Head
-from connectors.gcs.access import GcsCredentials
+from connectors.gcs.access import AGAIN_S, GcsCredentials
 from connectors.gcs.connector import GcsApi, GcsStore
 from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import classify, parse_listing, parse_stat
@@ -194,6 +205,65 @@ def test_the_default_chain_reads_the_named_file(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", account)
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
     assert GcsCredentials(GcsOptions()).token() == "token-1"
+
+
+class MetadataServer(google.auth.credentials.Credentials):
+    """Credentials of a machine, whose metadata server may be silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_silent = False
+        self.requests = 0
+        self.in_request: Callable[[], object] = lambda: None
+
+    def refresh(self, request: object) -> None:
+        self.requests += 1
+        self.in_request()
+        if self.is_silent:
+            silence = exceptions.TransportError("the metadata server is unavailable")
+            raise exceptions.RefreshError(silence) from silence
+        self.token = f"token-{self.requests}"
+        self.ends_in(3600)
+
+    def ends_in(self, seconds: float) -> None:
+        self.expiry = datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> MetadataServer:
+    server = MetadataServer()
+    monkeypatch.setattr(google.auth, "default", lambda **_: (server, None))
+    return server
+
+
+def test_a_token_is_used_to_its_end_while_no_new_one_can_be_fetched(
+    metadata: MetadataServer,
+) -> None:
+    now = 0.0
+    credentials = GcsCredentials(GcsOptions(), lambda: now)
+    assert credentials.token() == "token-1"
+    metadata.is_silent = True
+    metadata.ends_in(60)  # google-auth renews it before
+    assert [credentials.token() for _ in range(3)] == ["token-1"] * 3
+    assert metadata.requests == 2
+    now += AGAIN_S
+    assert credentials.token() == "token-1"
+    assert metadata.requests == 3
+    metadata.ends_in(-1)
+    with pytest.raises(Unreachable, match="metadata server is unavailable"):
+        credentials.token()
+    metadata.is_silent = False
+    assert credentials.token() == "token-5"
+
+
+def test_threads_use_a_token_while_another_one_renews_it(metadata: MetadataServer) -> None:
+    credentials = GcsCredentials(GcsOptions())
+    credentials.token()
+    metadata.ends_in(60)
+    seen: list[str] = []
+    metadata.in_request = lambda: seen.append(credentials.token())
+    assert credentials.token() == "token-2"
+    assert seen == ["token-1"]
 
 
 def test_a_workload_identity(tmp_path: Path, tokens: TokenServer) -> None:
