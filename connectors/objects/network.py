@@ -28,8 +28,10 @@ def curl_options(url: str, ca_bundle: str) -> dict[int, Any]:
 
 
 def _proxy_for(url: str) -> str:
+    """Returns the proxy of the environment. None for this machine: `check_private` lets credentials
+    go there in clear."""
     parts = urlsplit(url)
-    if proxy_bypass(parts.netloc):
+    if _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
         return ""
     proxies = getproxies()
     return proxies.get(parts.scheme) or proxies.get("all", "")

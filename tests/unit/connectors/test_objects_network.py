@@ -23,12 +23,21 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_the_proxy_of_the_environment(environment: pytest.MonkeyPatch) -> None:
     assert curl_options("https://store.example", "")[pycurl.PROXY] == ""
     environment.setenv("HTTPS_PROXY", "http://proxy:3128")
-    environment.setenv("NO_PROXY", "inside.example,127.0.0.1")
+    environment.setenv("NO_PROXY", "inside.example")
     assert curl_options("https://store.example", "")[pycurl.PROXY] == "http://proxy:3128"
-    for url in ("http://store.example", "https://inside.example", "https://127.0.0.1:1"):
+    for url in ("http://store.example", "https://inside.example"):
         assert curl_options(url, "")[pycurl.PROXY] == ""
     environment.setenv("ALL_PROXY", "http://all:1")
     assert curl_options("http://store.example", "")[pycurl.PROXY] == "http://all:1"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "[::1]:1", "localhost:1"])
+def test_no_proxy_gets_what_is_sent_to_this_machine_in_clear(
+    environment: pytest.MonkeyPatch, host: str
+) -> None:
+    environment.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    environment.setenv("ALL_PROXY", "http://proxy.example:3128")
+    assert curl_options(f"http://{host}/account", "")[pycurl.PROXY] == ""
 
 
 def test_trusted_certificates() -> None:
