@@ -101,9 +101,10 @@ class HdfsClient:
             # A NameNode whose packets are dropped; less time is the caller's, and tells nothing.
             kind = NoAnswer if limit_s >= CALL_S else DeadlineExceeded
             return kind(cause, path=path, remedy="check its NameNode")
-        if isinstance(error, OSError):
+        found = classify(error, path)
+        if isinstance(found, Unreachable):
             self._is_resolved = False  # the host may have another address now
-        return classify(error, path)
+        return found
 
     def _resolve(self) -> None:
         self._is_resolved = True

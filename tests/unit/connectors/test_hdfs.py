@@ -18,6 +18,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Entry
 from connectors.bounds import MAX_TIME_NS
+from connectors.hdfs import client as client_module
 from connectors.hdfs.client import CALL_S, HdfsClient, NoAnswer
 from connectors.hdfs.connections import end_connections, resolve
 from connectors.hdfs.connector import HdfsConnector
@@ -141,6 +142,31 @@ def test_a_namenode_that_never_answers_is_not_reached(
     assert type(found) is kind
     assert (found.code == errors.Unreachable.code) == (limit_s == CALL_S)
     assert not found.retryable
+
+
+def test_addresses_are_resolved_again_after_failed_connections_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server that is silent would delay the call after each lookup of an absent name."""
+    resolved = []
+    monkeypatch.setattr(client_module, "resolve", resolved.append)
+    monkeypatch.setattr(HdfsClient, "_open", lambda _: SimpleNamespace())
+    client = HdfsClient("127.0.0.1:9", HdfsOptions())
+
+    def fails(error: Exception) -> None:
+        def act(_: object) -> None:
+            raise error
+
+        with pytest.raises(errors.CacheFSError):
+            client.call("/a", act)
+
+    with contextlib.closing(client):
+        fails(FileNotFoundError("/a"))
+        fails(PermissionError("/a"))
+        fails(ConnectionRefusedError("refused"))
+        assert len(resolved) == 1
+        fails(FileNotFoundError("/a"))
+        assert len(resolved) == 2
 
 
 def test_what_a_namenode_says_is_shown() -> None:
