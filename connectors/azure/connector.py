@@ -69,6 +69,7 @@ class AzureApi:
             "prefix": prefix,
             "delimiter": delimiter,
             "marker": token,
+            "include": "metadata",  # which may mark a directory
         }
         query = "&".join(f"{name}={quote(text, safe='')}" for name, text in pairs.items() if text)
         url = f"{self._url}?{query}{'&' if self._query else ''}{self._query}"

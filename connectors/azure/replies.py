@@ -23,6 +23,7 @@ ARCHIVED: Final = "restore it first: az storage blob set-tier --tier Hot"
 MAY_READ: Final = (
     "check the SAS token or the key; a caller needs the role Storage Blob Data Reader, or sp=rl"
 )
+_FOLDER: Final = "hdi_isfolder"  # of the metadata of an empty blob, as Hadoop and AzCopy write it
 _GONE: Final = frozenset({"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})
 
 
@@ -63,13 +64,21 @@ def _add(item: ElementTree.Element, objects: list[Listed], prefixes: list[str]) 
     if properties is None:
         raise BadBody("the listing has a blob without properties")
     facts = {one.tag: one.text or "" for one in properties}
-    if facts.get("ResourceType") == "directory":  # of a hierarchical namespace
+    if facts.get("ResourceType") == "directory" or _marks_directory(item):
         prefixes.append(_name(item).rstrip("/") + "/")
         return
     size, etag = parse_size(facts.get("Content-Length", "")), _etag(facts.get("Etag", ""))
     mtime_ns = parse_http_date(facts.get("Last-Modified", ""))
     fingerprint = None if size is None else Fingerprint(Kind.FILE, size, mtime_ns, etag)
     objects.append(Listed(_name(item), fingerprint))
+
+
+def _marks_directory(item: ElementTree.Element) -> bool:
+    """Returns whether a blob of a flat namespace stands for a directory, as `parse_stat` does."""
+    metadata = item.find("Metadata")
+    facts = () if metadata is None else metadata
+    found = {one.tag.lower(): one.text or "" for one in facts}
+    return found.get(_FOLDER, "").lower() == "true"
 
 
 def _etag(text: str) -> str:
@@ -82,7 +91,7 @@ def _etag(text: str) -> str:
 def parse_stat(head: Head) -> Fingerprint | None:
     """See `ObjectStore.parse_stat`. Hadoop and hierarchical namespaces mark directories."""
     headers = head.headers
-    if headers.get("x-ms-meta-hdi_isfolder", "").lower() == "true":
+    if headers.get(f"x-ms-meta-{_FOLDER}", "").lower() == "true":
         return DIRECTORY
     if "content-length" not in headers:
         raise BadBody("the reply to a HEAD has no Content-Length")

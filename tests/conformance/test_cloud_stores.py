@@ -18,7 +18,7 @@ from cachefs.core.errors import (
     Stale,
     Unreachable,
 )
-from cachefs.core.model import UfsSpec
+from cachefs.core.model import Kind, UfsSpec
 from connectors.azure.sas import sign_container
 from connectors.base import Connector
 from connectors.conformance.origin import content, entries
@@ -54,6 +54,18 @@ def blobs(azure_server: AzureServer) -> AzureServer:
     for container in ("private", "public"):
         azure_server.put(container, "d/f", b"123")
     return azure_server
+
+
+def test_a_blob_that_marks_a_directory_is_one_in_listings_too(blobs: AzureServer) -> None:
+    blobs.make_container("marked", public=True)
+    blobs.put("marked", "empty", b"", is_folder=True)
+    blobs.put("marked", "file", b"")
+    options = {"endpoint_url": blobs.endpoint_url, "anonymous": "true"}
+    connector = opened(f"az://{ACCOUNT}/marked", options)
+    listed = entries(connector.list_dir(b""))
+    assert listed == [connector.stat(b"empty"), connector.stat(b"file")]
+    assert [entry.fingerprint.kind for entry in listed] == [Kind.DIRECTORY, Kind.FILE]
+    connector.close()
 
 
 def test_a_bucket_that_does_not_exist(gcs_server: GcsServer) -> None:

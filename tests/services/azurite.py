@@ -38,8 +38,9 @@ class AzureServer(ServerProcess):
         headers = {"x-ms-blob-public-access": "container"} if public else {}
         self._send("PUT", f"/{container}", {"restype": "container"}, headers)
 
-    def put(self, container: str, key: str, data: bytes) -> None:
+    def put(self, container: str, key: str, data: bytes, *, is_folder: bool = False) -> None:
         headers = {"x-ms-blob-type": "BlockBlob"}
+        headers |= {"x-ms-meta-hdi_isfolder": "true"} if is_folder else {}
         self._send("PUT", f"/{container}/{quote(key)}", {}, headers, data)
 
     def delete(self, container: str, key: str) -> None:

@@ -18,6 +18,7 @@ from connectors.azure.replies import classify, parse_listing, parse_stat
 from connectors.azure.sas import sign_container
 from connectors.fetch.request import Head
 from connectors.registry import check_options, normalise
+from connectors.s3.listing import Listed
 from tests.services.token_server import TokenServer, token_server
 
 PLACE = Place("account", "container", "")
@@ -85,6 +86,14 @@ def test_metadata() -> None:
     folder = parse_stat(Head(200, {**headers, "x-ms-meta-hdi_isfolder": "true"}))
     assert folder is not None
     assert folder.kind is Kind.DIRECTORY
+    marked = blob("<Name>d</Name>").replace(
+        "</Blob>", "<Metadata><Hdi_isfolder>true</Hdi_isfolder>"
+    )
+    unmarked = blob("<Name>f</Name>").replace("</Blob>", "<Metadata><a>true</a></Metadata></Blob>")
+    assert parse_listing(listing(f"{marked}</Metadata></Blob>", unmarked))[:2] == (
+        [Listed("f", found)],
+        ["d/"],
+    )
     with pytest.raises(BadBody):
         parse_stat(Head(200, {}))
 
@@ -131,7 +140,7 @@ def test_requests_hold_the_condition_and_show_no_secret() -> None:
     get = api.get("d/ü &?#%", 3, 4, "0x8D1")
     assert get.url == f"https://h/c/d/%C3%BC%20%26%3F%23%25?{SAS}"
     assert {'If-Match: "0x8D1"', "Range: bytes=3-6"} <= {*get.headers}
-    assert api.list("a/", "", 5, "/").url.endswith(f"&prefix=a%2F&delimiter=%2F&{SAS}")
+    assert api.list("a/", "", 5, "/").url.endswith(f"&delimiter=%2F&include=metadata&{SAS}")
     assert "s3cret" not in repr(get) + repr(Authorization(query=SAS, header="s3cret"))
 
 
