@@ -6,6 +6,7 @@ source. So it may be pickled, and used in any thread and after a fork.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from cachefs.library.path_walk import join
 from cachefs.library.source import ByteRange, Failed, Source
 
 AHEAD: Final = 64  # directories that a walk lists at once
+_GONE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESTALE))
 OnError = Literal["raise", "return"]
 PathLike = str | bytes | os.PathLike[str]
 _R = TypeVar("_R")
@@ -154,24 +156,30 @@ class Tree:
 
     def list_dir(self, path: PathLike = "") -> list[Entry]:
         """Returns the entries of a directory, by name. Links are listed as themselves."""
-        return self._list_all([os.fsencode(path)])[0]
+        entries: list[Entry] = self._list_all([os.fsencode(path)], "raise")[0]
+        return entries
 
     def walk(self, path: PathLike = "") -> Iterator[Entry]:
         """Yields everything below a directory, each directory before what is in it. Lists up to
-        `AHEAD` directories at once."""
-        listed: dict[bytes, list[Entry]] = {}
-        todo = [os.fsencode(path)]
+        `AHEAD` directories at once. Nothing is in one that is removed meanwhile."""
+        listed: dict[bytes, list[Entry] | OSError] = {}
+        top = os.fsencode(path)
+        todo = [top]
         while todo:
             directory = todo.pop()
             if directory not in listed:
                 ahead = [one for one in reversed(todo) if one not in listed]
                 wanted = [directory, *ahead[: AHEAD - 1]]
-                listed |= zip(wanted, self._list_all(wanted), strict=True)
+                listed |= zip(wanted, self._list_all(wanted, "return"), strict=True)
             entries = listed.pop(directory)
+            if isinstance(entries, OSError):
+                if directory == top or entries.errno not in _GONE:
+                    raise entries
+                continue
             yield from entries
             todo += [one.path for one in reversed(entries) if one.is_directory]
 
-    def _list_all(self, paths: Sequence[bytes]) -> list[list[Entry]]:
+    def _list_all(self, paths: Sequence[bytes], on_error: OnError) -> list[Any]:
         found = self._with(lambda source, base: source.list_all(_all_below(base, paths)))
         listings: list[Any] = []
         for path, one in zip(paths, found, strict=True):
@@ -180,7 +188,7 @@ class Tree:
             else:
                 rows = sorted(one)
                 listings.append([Entry(join(path, row.name), row.inode) for row in rows])
-        return self._results(paths, listings, "raise")
+        return self._results(paths, listings, on_error)
 
     # ---- the source ----
 
