@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ from cachefs.core.pages import PageMap, PageRange, page_count, page_span, split
 from worker.cache.crowd import Crowd
 from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
 from worker.fill.range_fill import Limits, RangeFill
+from worker.fill.segment import NoRoomForAll
 from worker.fill.source import NotHere, Purpose
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.filesystem import reopen
@@ -199,8 +201,8 @@ class ReadService:
         return self._context.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
 
     async def _wait(self, entry: Entry, page: int, handle: Handle) -> None:
-        """Waits until the page is readable. Raises the error of its fill. Cancelled: the fill
-        continues."""
+        """Waits until the page is readable. Raises the error of its fill, but for one that wanted
+        room for all of the file. Cancelled: the fill continues."""
         for _ in range(ATTEMPTS):
             past = self._goes_past(handle)
             if self._filler.is_here(entry, page, past=past):
@@ -211,7 +213,8 @@ class ReadService:
                     raise entry.failed
                 self._filler.claim(entry, page, page + 1, past=past)
                 future = entry.inflight[page]
-            await asyncio.shield(future)
+            with contextlib.suppress(NoRoomForAll):
+                await asyncio.shield(future)
         raise NoSpace("there is not enough scratch room to read this file")
 
     async def _grant(

@@ -105,14 +105,19 @@ def no_file(fault: DiskFault, cause: str) -> CacheFSError:
     return NoSpace(cause)
 
 
-def no_room(*, in_memory: bool) -> NoSpace:
+class NoRoomForAll(NoSpace):
+    """There is no room for all of a small file at once. Its pages may find some."""
+
+
+def no_room(*, in_memory: bool, whole: bool = False) -> NoSpace:
     """Returns the error of a segment for which there is no room."""
+    kind = NoRoomForAll if whole else NoSpace
     if in_memory:
-        return NoSpace(
+        return kind(
             "the cache disk fails, and memory for what is read past it is used up",
             remedy="give a larger --memory-limit, or see to the disk",
         )
-    return NoSpace(
+    return kind(
         "the scratch area of the cache is full",
         remedy="give a larger --cache-size, or read fewer large files at a time",
     )

@@ -262,7 +262,7 @@ class Segments:
             elif now >= until:
                 break
             await self._contents.room_changed.wait(POLL_S)
-        raise no_room(in_memory=want.area.in_memory)
+        raise no_room(in_memory=want.area.in_memory, whole=want.area.whole)
 
     def _areas(self, want: SegmentWant, now: float) -> Iterator[Area]:
         """Yields the areas to try. A part is copied only if no part could be lent for a while:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.worker.rig import MIB, Rig, only, read, run, until
+from tests.unit.worker.rig import MIB, Rig, only, open_reader, read, run, until
 from worker.cache.cache import Cache
 from worker.fill import segments
 from worker.fill.segment import memory_file
@@ -91,6 +91,29 @@ def test_lent_segments_in_memory_come_back(tmp_path: Path, monkeypatch: pytest.M
                 assert await read(worker, ino) == rig.data[ino]
             assert worker.status()["tiers"][0]["segments"] <= 8
             assert only(worker).context.memory.segments_bytes <= 8 * MIB
+
+    run(script())
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_read_does_not_fail_with_the_open_of_another_reader(tmp_path: Path) -> None:
+    """[S-full-cache] Where all of a small file finds no room, its open goes on by pages, and so
+    does a read that waits for the same page."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        async with rig.worker() as worker:
+            readers = []
+            while not readers or readers[-1].grant.complete:  # the last one finds no room
+                ino = rig.put(len(readers) + 1, 2 * MIB)
+                readers.append(await open_reader(worker, ino))
+            again = asyncio.create_task(open_reader(worker, ino))
+            await until(lambda: any(one.inflight for one in only(worker)._catalog.entries()))
+            assert await readers[-1].at(0, 4096) == rig.data[ino][:4096]
+            readers.append(await again)
+            assert not readers[-1].grant.complete
+            for reader in readers:
+                reader.close()
 
     run(script())
 
