@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import selectors
 import socket
 import sys
 
-from cachefs.holder.holdings import Close, Holdings, Send
+from cachefs.holder.holdings import MAX_ENTRIES, Close, Holdings, Send
 from cachefs.holder.protocol import SOCKET_NAME, Datagram, receive, send
 from cachefs.network.unix_sockets import close_all, listen_in, peer_credentials
 
-MAX_CONNECTIONS = 64
+# Each mount has the connection of its claimant, and while that hands over the one of the next.
+MAX_CONNECTIONS = 2 * MAX_ENTRIES + 64
 
 
 class Holder:
@@ -93,6 +95,9 @@ def listen(path: str) -> socket.socket:
 def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -I -m cachefs.holder DIRECTORY")
+    # Entries and connections need more descriptors than the usual soft limit of 1024.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         holder = Holder(listen(sys.argv[1]))
     except OSError as err:

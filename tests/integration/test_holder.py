@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,28 @@ def test_it_holds_as_many_as_it_promises(start: Callable[..., Holder]) -> None:
         assert len(call(sock, "LIST").data.splitlines()) == MAX_ENTRIES
         assert call(sock, "PUT", "more", b"", (fd, fd)).verb == "ERROR"
     os.close(fd)
+
+
+def test_every_mount_may_have_a_claimant_and_its_successor(start: Callable[..., Holder]) -> None:
+    """Also with the usual limit of descriptors, of which each entry needs two."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    try:
+        holder = start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    fd = file_of(b"x")
+    with ExitStack() as stack:
+        stack.callback(os.close, fd)
+        watcher = stack.enter_context(holder.connect())
+        for number in range(MAX_ENTRIES):
+            former, next = (stack.enter_context(holder.connect()) for _ in range(2))
+            key = f"k{number}"
+            assert call(former, "PUT", key, b"", (fd, fd)).verb == "OK"
+            for one in (former, next):
+                assert call(one, "CLAIM", key, b"name").verb == "OK"
+            assert receive(former) == Datagram("HANDOVER", key)
+        assert len(call(watcher, "LIST").data.splitlines()) == MAX_ENTRIES
 
 
 def test_a_datagram_that_is_too_long_leaves_no_descriptor(
