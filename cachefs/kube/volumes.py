@@ -349,19 +349,23 @@ def claims_of(path: str, volumes: Iterable[Object]) -> set[Key]:
     found = set()
     for volume in volumes:
         spec = volume.get("spec") or {}
-        claim = spec.get("claimRef")
-        if claim and _shows(spec.get("csi") or {}, path):
-            found.add((claim["namespace"], claim["name"]))
+        claim = spec.get("claimRef") or {}  # people may write one without a namespace
+        key = (claim.get("namespace", ""), claim.get("name", ""))
+        if claim and _shows(spec.get("csi") or {}, key[0], path):
+            found.add(key)
     return found
 
 
-def _shows(csi: Mapping[str, Any], path: str) -> bool:
+def _shows(csi: Mapping[str, Any], namespace: str, path: str) -> bool:
+    """Returns whether a volume of a claim in a namespace shows a path."""
     if csi.get("driver") != DRIVER:
         return False
-    handle = csi.get("volumeHandle", "")
-    shown = (csi.get("volumeAttributes") or {}).get("path", "")
+    handle, attributes = csi.get("volumeHandle", ""), csi.get("volumeAttributes") or {}
+    shown = attributes.get("path", "")
     if is_cluster(handle):
         shown = "/" + handle[len(SCHEME) :].partition("/")[2]
+    if attributes.get("namespaced") == "true":
+        shown = f"/{namespace}/{shown}"
     return _is_below(shown, path)
 
 

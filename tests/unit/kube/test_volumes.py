@@ -168,6 +168,23 @@ def test_users_of_a_path_are_pods_that_run_with_it() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("handle", ["any", f"cachefs://{MASTER}/one"])
+def test_a_volume_below_the_namespace_of_its_claim_shows_that(handle: str) -> None:
+    attributes = {"namespaced": "true"} | ({"path": "one"} if handle == "any" else {})
+    csi = {"driver": DRIVER, "volumeHandle": handle, "volumeAttributes": attributes}
+    claimed = {"spec": {"csi": csi, "claimRef": {"namespace": "ml", "name": "own"}}}
+    assert volumes.claims_of("/ml/one", [claimed]) == {("ml", "own")}
+    assert not volumes.claims_of("/one", [claimed]), "it shows nothing of others"
+
+
+def test_a_volume_for_a_claim_without_a_namespace_is_used_by_no_pod() -> None:
+    csi = {"driver": DRIVER, "volumeHandle": f"cachefs://{MASTER}/ml/one"}
+    reserved = {"spec": {"csi": csi, "claimRef": {"name": "one"}}}
+    claims = volumes.claims_of("/ml/one", [reserved])
+    pods = [running("claims", {"persistentVolumeClaim": {"claimName": "one"}})]
+    assert volumes.users_of("/ml/one", claims, pods) == ()
+
+
 def test_a_confined_volume_that_names_a_path_of_others_does_not_use_it() -> None:
     """Such a pod never starts. It must not keep the Dataset of another namespace from its end."""
     pods = [
