@@ -198,6 +198,7 @@ class Controller:
         if self._datasets.put_read(found):
             self._add_pods_of(key)
         self._readings.add(found, self._clock())
+        self._with_other_objects.add(key)  # the end of its volume or claim may be missed
         return self._datasets.by_key.get(key)
 
     async def _look(self, dataset: Dataset) -> float:
