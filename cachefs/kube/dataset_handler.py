@@ -21,7 +21,7 @@ from cachefs.kube.remedies import with_remedy
 from cachefs.kube.reporter import Reporter, utc_now
 from cachefs.kube.rules import Rules
 from cachefs.kube.status import Status
-from cachefs.kube.steps import Failure, Measured, Objects, Seen, Step
+from cachefs.kube.steps import Attached, Failure, Measured, Objects, Seen, Step
 from cachefs.kube.volume_users import users
 
 MOST_STEPS: Final = 40
@@ -113,7 +113,8 @@ class DatasetHandler:
         master = self._master
         match step:
             case steps.Attach(path, url, options, push):
-                self._view.attached(path, await master.attach(path, url, options, push))
+                warning = await master.attach(path, url, options, push)
+                self._view.attached(path, Attached(url, warning))
                 return _with(seen, master=self._view.master)
             case steps.SetPolicy(path, policy):
                 await master.set_policy(path, policy)

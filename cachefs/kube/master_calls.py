@@ -127,7 +127,7 @@ class MasterCalls:
 
 def _sources(client: AdminClient) -> dict[str, Attached]:
     pages = client.pages("/sources", Sources, {"limit": a.MAX_LIMIT})
-    return {one.path: Attached(one.warning) for page in pages for one in page.items}
+    return {one.path: Attached(one.url, one.warning) for page in pages for one in page.items}
 
 
 def _unless_gone(work: Callable[[], object]) -> None:

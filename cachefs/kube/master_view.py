@@ -54,9 +54,9 @@ class MasterView:
             self.master = Master(cause, known)
             self._changed(None)
 
-    def attached(self, path: str, warning: str) -> None:
+    def attached(self, path: str, source: Attached) -> None:
         """The controller has attached a source."""
-        self._change({**self._sources(), path: Attached(warning)})
+        self._change({**self._sources(), path: source})
 
     def detached(self, path: str) -> None:
         """The controller has detached a source."""

@@ -36,6 +36,7 @@ NAMED_PODS: Final = 10
 class Attached(msgspec.Struct, frozen=True):
     """A source at the master. `warning`: for people."""
 
+    url: str
     warning: str = ""
 
 
@@ -230,8 +231,9 @@ def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
     source = seen.master.sources.get(dataset.path)
     if source is None:
         return _attach(dataset, seen, status)
-    if not status.source:
+    if _is_of_others(source, status):
         text = f"another source is at {dataset.path} that no Dataset made"
+        status = status.with_(source="", phase=Phase.PENDING).without(Type.LOADED)
         return Plan(Wait(TAKEN_S), status.told(Type.ATTACHED, False, "PathTaken", text))
     status = status.told(Type.ATTACHED, True, "Attached", source.warning)
     mark = dataset.policy_mark(status.attachments)
@@ -245,6 +247,12 @@ def _kept(dataset: Dataset, seen: Seen, status: Status, master: str) -> Plan:
             return found
         status = found
     return _load(dataset, seen, status)
+
+
+def _is_of_others(source: Attached, status: Status) -> bool:
+    """Returns whether a source is not the one that the controller attaches. While that cannot be
+    reached, or after an operator has removed it, another one may take the path."""
+    return source.url.rstrip("/") != status.source.rstrip("/")
 
 
 def _attach(dataset: Dataset, seen: Seen, status: Status) -> Plan:
@@ -434,13 +442,15 @@ def _removal(dataset: Dataset, seen: Seen) -> Plan:
 
 
 def _removal_at_master(dataset: Dataset, seen: Seen, status: Status) -> Plan:
+    source = seen.master.sources.get(dataset.path) if seen.master is not None else None
+    is_left = not status.source or (source is not None and _is_of_others(source, status))
     steps: tuple[tuple[bool, Step], ...] = (
         (seen.are_jobs_ended, EndJobs(dataset.path)),
         (seen.is_policy_unset, UnsetPolicy(dataset.path)),
         (seen.is_detached, Detach(dataset.path)),
     )
     left = [step for is_done, step in steps if not is_done]
-    if not left or not status.source:
+    if not left or is_left:
         return _unless_away(seen, RemoveFinalizer(), status)
     failure = _failure(seen, type(left[0]))
     if failure is None:

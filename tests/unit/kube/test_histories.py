@@ -218,3 +218,42 @@ def test_an_origin_that_cannot_be_reached_keeps_the_dataset_pending() -> None:
         assert not world.datasets()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_source_that_took_the_place_of_ours_stays_and_opens_no_gate(is_late: bool) -> None:
+    """An operator replaces it, also at the moment at which the Dataset is deleted."""
+
+    async def run() -> None:
+        world, controller = run_one({"source": "s3://b/p"})
+        await controller.settle()
+        world.sources["/ml/one"] = "s3://mirror/p"
+        if not is_late:
+            await controller.settle()
+            (found,) = world.datasets()
+            told = found.status.condition(Type.ATTACHED)
+            assert told is not None
+            assert (told.reason, found.status.phase) == ("PathTaken", Phase.PENDING)
+        world.remove("Dataset", ("ml", "one"))
+        await controller.settle()
+        assert world.datasets() == []
+        assert world.sources == {"/ml/one": "s3://mirror/p"}
+
+    asyncio.run(run())
+
+
+def test_data_is_loaded_again_after_another_source_has_left_its_place() -> None:
+    async def run() -> None:
+        world, controller = run_one({"source": "s3://b/p"})
+        await controller.settle()
+        (before,) = world.datasets()
+        world.sources["/ml/one"] = "s3://mirror/p"
+        await controller.settle()
+        del world.sources["/ml/one"]
+        await controller.settle()
+        (found,) = world.datasets()
+        assert world.sources == {"/ml/one": "s3://b/p"}
+        assert found.status.phase is Phase.LOADED
+        assert found.status.job_key != before.status.job_key
+
+    asyncio.run(run())

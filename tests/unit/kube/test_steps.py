@@ -16,7 +16,7 @@ from cachefs.kube.status import Phase, Status, Type
 from cachefs.kube.steps import Attached, Failure, Master, Objects, Plan, Seen, plan
 from tests.unit.kube.things import MASTER, PATH, job, parsed
 
-HERE = Master(sources={PATH: Attached()})
+HERE = Master(sources={PATH: Attached("s3://b/p")})
 GONE = "2026-01-01T00:00:00Z"
 
 

@@ -20,6 +20,6 @@ def test_what_was_measured_is_told() -> None:
     found = parsed({"load": {"enabled": False}})
     status = Status(source="s3://b/p", attachments=1, policy=found.policy_mark(1))
     dataset = msgspec.structs.replace(found, status=status)
-    seen = Seen(master=Master(sources={PATH: Attached()}), use=Use(3, 200, 50))
+    seen = Seen(master=Master(sources={PATH: Attached("s3://b/p")}), use=Use(3, 200, 50))
     after = plan(dataset, seen, MASTER).status
     assert (after.phase, after.files, after.cached) == (Phase.ATTACHED, 3, "25 % of 200 B")

@@ -187,7 +187,7 @@ class Calls:
         self._world.fuse.burn(after=True)
 
     async def sources(self) -> dict[str, Attached]:
-        return {path: Attached() for path in self._begin().sources}
+        return {path: Attached(url) for path, url in self._begin().sources.items()}
 
     async def attach(self, path: str, url: str, options: dict[str, str], push: str = "") -> str:
         world = self._begin()
