@@ -112,6 +112,20 @@ def test_names_stay_short_enough() -> None:
         assert len(thing["metadata"]["name"]) <= (52 if thing["kind"] == "CronJob" else 63)
 
 
+def test_names_and_paths_may_look_like_other_yaml() -> None:
+    """A namespace may be a number, and a path may have what begins a comment or a mapping."""
+    paths = ["/sets/a #1", "/sets/b: 2"]
+    preload = ("--set-json", f"preload={json.dumps([{'name': 'one', 'paths': paths}])}")
+    done = run_helm("template", "7", CHART, "--namespace", "123", *ALL, *preload)
+    assert done.returncode == 0, done.stderr
+    things = [*yaml.safe_load_all(done.stdout)]
+    for thing in things:
+        if thing["kind"] != "PodMonitor":
+            kubernetes_validate.validate(thing, VERSIONS[-1], strict=True)
+    (load,) = [one for _, _, one in containers(things) if one["name"] == "load"]
+    assert [word.partition("/sets")[2] for word in load["args"][-2:]] == ["/a #1", "/b: 2"]
+
+
 def test_selectors_stay_when_values_change(defaults: list[Object]) -> None:
     """Kubernetes refuses an upgrade that changes the selector of an object."""
     others = render(*ALL)

@@ -12,7 +12,7 @@ container but csi has no privilege; secrets are named, never written. */ -}}
 {{- /* The labels by which pods are selected: of the part .part. */ -}}
 {{- define "cachefs.selector" -}}
 app.kubernetes.io/name: cachefs
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .part }}
 {{- end -}}
 
@@ -25,7 +25,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{- define "cachefs.metadata" -}}
 name: {{ include "cachefs.name" .root }}-{{ .part }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "cachefs.labels" . | nindent 2 }}
 {{- end -}}
