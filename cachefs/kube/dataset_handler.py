@@ -91,8 +91,9 @@ class DatasetHandler:
             case steps.LookAtObjects():
                 return dataset, _with(seen, objects=await self._objects(dataset))
             case steps.LookAtPods():
+                began_s = self._clock()
                 found = await users(self._api, dataset.path, is_confined=self._rules.confine)
-                return dataset, _with(seen, users=found)
+                return dataset, _with(seen, users=found, users_s=self._clock() - began_s)
             case steps.SetPolicy(is_changed=True):
                 await self._reporter.report([events.of_policies(dataset)])
         try:

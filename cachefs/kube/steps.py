@@ -25,7 +25,9 @@ from cachefs.kube.status import Phase, Status, Type
 FOLLOW_S: Final = 1.0  # between two looks at a load that runs
 STOPPED_S: Final = 5.0
 FAILED_S: Final = 30.0  # an operator may retry the job
-PODS_S: Final = 3.0
+PODS_S: Final = 3.0  # between two looks at all pods
+PODS_MOST_S: Final = 60.0
+PODS_TIMES: Final = 20  # the pause after a look, in durations of the look
 TURN_S: Final = 5.0  # until the master may take another load
 GONE_S: Final = 1.0  # until the next look at a claim or a volume that is being deleted
 TAKEN_S: Final = 30.0
@@ -92,6 +94,7 @@ class Seen(msgspec.Struct, frozen=True):
     is_policy_set: bool = False
     objects: Objects | None = None
     users: tuple[str, ...] | None = None  # pods that use the data
+    users_s: float = 0.0  # how long it took to find them
     are_jobs_ended: bool = False
     is_policy_unset: bool = False
     is_detached: bool = False
@@ -429,7 +432,8 @@ def _removal(dataset: Dataset, seen: Seen) -> Plan:
         return _unless_away(seen, LookAtPods(), status)
     if seen.users:
         text = f"used by {in_words(seen.users)}"
-        return Plan(Wait(PODS_S), status.told(Type.REMOVABLE, False, "InUse", text))
+        pause_s = min(PODS_MOST_S, max(PODS_S, PODS_TIMES * seen.users_s))
+        return Plan(Wait(pause_s), status.told(Type.REMOVABLE, False, "InUse", text))
     status = status.told(Type.REMOVABLE, True, "Removing") if status.source else status
     if seen.objects is None:
         return _unless_away(seen, LookAtObjects(), status)

@@ -278,6 +278,13 @@ def test_pods_that_use_the_data_are_named_and_keep_it() -> None:
     assert told.message.endswith("and 2 more")
 
 
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.05, steps.PODS_S), (1.0, 20.0), (9.0, 60.0)])
+def test_all_pods_are_looked_at_more_rarely_where_they_are_many(
+    took_s: float, pause_s: float
+) -> None:
+    assert removed(users=("ml/p",), users_s=took_s).step == steps.Wait(pause_s)
+
+
 def test_everything_that_was_made_is_removed_in_turn() -> None:
     dataset = loading()
     volume, claim = volumes.volume_of(dataset, MASTER), volumes.claim_of(dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from cachefs.core.errors import InUse
 from cachefs.kube.names import DRIVER, Object
-from cachefs.kube.volume_users import SLACK_S, check
+from cachefs.kube.volume_users import SLACK_S, check, users
 from tests.unit.kube.things import MASTER, pod
 
 
@@ -73,3 +74,30 @@ def test_it_waits_for_what_lingers_and_looks_again() -> None:
     assert judge(gone) == [60.0 + SLACK_S]
     with pytest.raises(InUse, match="ml/late"):
         judge(gone, {"Pod": [running("late", INLINE)]})
+
+
+class Kept(dict[str, Any]):
+    """An object whose end can be noticed."""
+
+    __slots__ = ("__weakref__",)
+
+
+class ManyPods:
+    """An API server with more pods than should be in memory at once."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[Kept]] = []
+        self.most = 0
+
+    async def list(self, kind: str) -> AsyncIterator[Object]:
+        for number in range(100 if kind == "Pod" else 0):
+            made = Kept(running(f"p{number}", INLINE))
+            self.made.append(weakref.ref(made))
+            self.most = max(self.most, sum(one() is not None for one in self.made))
+            yield made
+
+
+def test_the_pods_of_the_cluster_are_not_kept_in_memory() -> None:
+    api: Any = ManyPods()
+    assert len(asyncio.run(users(api, "/a"))) == 100
+    assert api.most < 10
