@@ -97,8 +97,10 @@ class _Run:
         self._read, self._at = [], 0
         for _ in range(min(blocks, len(self._blocks))):
             offset, size = self._blocks.pop()
-            self._file.seek(offset)
-            self._read += _decode(self._file.read(size))
+            with _translated():
+                self._file.seek(offset)
+                data = self._file.read(size)
+            self._read += _decode(data)
         return bool(self._read)
 
     def last(self, key: _Key) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import tracemalloc
@@ -107,6 +108,18 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module.tempfile, "TemporaryFile", full)
     with pytest.raises(NoSpace, match="No space left"):
+        list(sorted_pages(in_pages(shuffled(2000)), str(tmp_path), 600))
+
+
+def test_a_disk_that_returns_no_names_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(module.tempfile, "TemporaryFile", lambda **_: Failing())
+    with pytest.raises(NoSpace, match="Input/output error"):
         list(sorted_pages(in_pages(shuffled(2000)), str(tmp_path), 600))
 
 
