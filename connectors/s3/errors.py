@@ -94,6 +94,11 @@ def refuses_keys(failure: S3Failure) -> bool:
     return expired or failure.code in _BAD_KEY
 
 
+def wants_region(failure: S3Failure) -> bool:
+    """Returns whether the server wants the request signed for another region, or sent there."""
+    return failure.code in _REGION or failure.status == 301
+
+
 _Verdict = tuple[type[CacheFSError], str, str]
 
 
@@ -109,7 +114,7 @@ def _by_code(failure: S3Failure) -> _Verdict | None:
         return errors.Archived, "the object is archived", ARCHIVED
     if code == "RequestTimeTooSkewed":
         return errors.CredentialsMissing, "this machine's clock is wrong: " + details, CLOCK
-    if code in _REGION or failure.status == 301:
+    if wants_region(failure):
         wanted = f": the server wants {failure.region}" if failure.region else ""
         return errors.OriginError, f"wrong region{wanted} ({details})", WRONG_REGION
     if code == "InvalidBucketName":

@@ -16,13 +16,14 @@ from connectors.fetch.connection_pool import FetchBody
 from connectors.fetch.request import HttpRequest, OnConnected
 from connectors.fetch.sender import Sender
 from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
-from connectors.s3.errors import classify, parse_failure, refuses_keys
+from connectors.s3.errors import classify, parse_failure, refuses_keys, wants_region
 from connectors.s3.options import S3Options
 
 LISTING_BYTES: Final = 16 << 20  # the largest page; 1,000 keys of 1,024 bytes, encoded, are 4 MiB
 _KEY_SAFE: Final = "/-_.~"
 _QUERY_SAFE: Final = "-_.~"
 _HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # libcurl rejects a bad size
+_BUSY: Final = frozenset({429, 500, 502, 503, 504})
 _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -129,7 +130,8 @@ class S3Http(Sender):
         return Requests(self._endpoint, keys, self._options.requester_pays)
 
     def _find_endpoint(self) -> Endpoint:
-        """Returns the endpoint in the region of the bucket."""
+        """Returns the endpoint in the region of the bucket. Raises the error of a busy server: a
+        guessed region would be kept."""
         endpoint = resolve_endpoint(self._bucket, self._options)
         if self._options.region:
             return endpoint
@@ -139,6 +141,8 @@ class S3Http(Sender):
         reply = self._lanes.get(asked, f"s3://{self._bucket}")
         reply.close()
         region = reply.head.headers.get("x-amz-bucket-region", "").split(",")[0].strip()
+        if not region and reply.head.status in _BUSY:
+            raise self._refusal(reply, f"s3://{self._bucket}")
         if not _REGION.fullmatch(region):
             return endpoint
         return in_region(endpoint, self._bucket, region, self._options)
@@ -152,4 +156,6 @@ class S3Http(Sender):
         )
         if refuses_keys(failure):
             self._credentials.forget()
+        if wants_region(failure):
+            self._endpoint = None  # the bucket may have been made anew in another region
         return classify(failure, path)

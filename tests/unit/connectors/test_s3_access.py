@@ -155,6 +155,46 @@ def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
     assert [signer(request) for request in server.requests[1:]] == ["key eu-north-1"] * 2
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_no_region_is_guessed_while_the_server_is_busy(server: ScriptedS3, status: int) -> None:
+    """It would be used until the end of the process."""
+    region = Regions("eu-north-1")
+    server.script = lambda request: Answer(status)
+    source = S3Connector("bucket", "", S3Options(server.url))
+    with pytest.raises(errors.CacheFSError) as caught:
+        source.check()
+    assert caught.value.retryable
+    server.script = region.answer
+    source.check()
+    assert content(source) == b"data"
+
+
+def test_a_bucket_that_was_made_anew_in_another_region_is_found(server: ScriptedS3) -> None:
+    region = Regions("eu-north-1")
+    server.script = region.answer
+    source = S3Connector("bucket", "", S3Options(server.url))
+    assert content(source) == b"data"
+    region.name = "us-west-2"
+    with pytest.raises(errors.OriginError, match="the server wants us-west-2"):
+        content(source)
+    assert content(source) == b"data"
+
+
+class Regions:
+    """A bucket in one region, which refuses requests that are signed for another."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def answer(self, request: Request) -> Answer:
+        if request.method == "HEAD" and request.target == "/bucket":
+            return Answer(403, headers={"x-amz-bucket-region": self.name})
+        if signer(request).endswith(f" {self.name}"):
+            return answer(request)
+        wanted = f"<Region>{self.name}</Region>"
+        return error(400, "AuthorizationHeaderMalformed", wanted)
+
+
 def test_a_wrong_region_is_named(server: ScriptedS3) -> None:
     server.script = lambda _request: error(
         400, "AuthorizationHeaderMalformed", "<Region>eu-north-1</Region>"
