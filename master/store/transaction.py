@@ -280,10 +280,12 @@ class Transaction(Names):
         self.writer.put(Table.MOUNTS, [(ino_key(root), encode(record))])
 
     def put_feed(self, root: int, record: FeedRecord | None) -> None:
-        """Replaces what is kept of the reports about a source; None: deletes it."""
+        """Replaces what is kept of the reports about a source; None: deletes it. Writes nothing if
+        the source was removed, or has another feed now."""
+        mount = self.mount(root)
         if record is None:
             self.writer.delete(Table.META, [feed_key(root)])
-        else:
+        elif mount is not None and mount.push == record.push:
             self.writer.put(Table.META, [(feed_key(root), encode(record))])
 
     def check_source(self, directory: int, root: int, key: str) -> None:
