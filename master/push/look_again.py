@@ -61,11 +61,17 @@ class LookAgain:
     async def names(self, mount: Mount, paths: Sequence[bytes]) -> None:
         """Compares the names at these paths below a source with the origin, or records that the
         store does not answer for them. Returns when that, and each change, is durable and
-        announced. Names of which nothing is known cost nothing. Raises Throttled if too many names
-        are unchecked."""
+        announced. Names of which nothing is known cost nothing, but their directories may have
+        ended with them. Raises Throttled if too many names are unchecked."""
+        found, emptied = dict[bytes, list[Known]](), dict[tuple[int, bytes], Known]()
         with self._store.snapshot() as reader:
             names = Names(reader)
-            found = {path: known for path in paths if (known := self._doubtful(names, mount, path))}
+            for path in paths:
+                steps = self._steps(names, mount, path)
+                if doubtful := self._doubtful(names, steps):
+                    found[path] = doubtful
+                elif (directory := self._emptied(names, steps)) is not None:
+                    emptied[directory[:2]] = directory
             crowded = self._crowded(names, [doubtful[-1][0] for doubtful in found.values()])
         now = self._now()
         soon, later = dict[bytes, list[Known]](), list[Known]()
@@ -75,6 +81,7 @@ class LookAgain:
                 soon[path] = doubtful
             else:
                 later += doubtful
+        later += [directory for directory in emptied.values() if not self._mark_again(directory)]
         if later:
             await self._mark(later)
         if soon:
@@ -178,10 +185,9 @@ class LookAgain:
             return None
         return at, name, self._tree.directory(names, at)
 
-    def _doubtful(self, names: Names, mount: Mount, path: bytes) -> list[Known]:
+    def _doubtful(self, names: Names, steps: Sequence[tuple[int, bytes]]) -> list[Known]:
         """Returns the directories on the path about which a request is in flight, as its reply
         may be older than a change that was reported now, and the name of `_known`."""
-        steps = self._steps(names, mount, path)
         above = [
             (at, name, self._tree.directory(names, at))
             for at, name in steps[:-1]
@@ -189,6 +195,26 @@ class LookAgain:
         ]
         last = self._last(names, steps)
         return above if last is None else [*above, last]
+
+    def _emptied(self, names: Names, steps: Sequence[tuple[int, bytes]]) -> Known | None:
+        """Returns the directory of a name of which nothing is known, if the store has no name in
+        it: in a store of keys it may have ended with that one."""
+        if len(steps) < 2 or names.raw_children(steps[-1][0], b"", None, 1):
+            return None
+        at, name = steps[-2]
+        place = self._tree.directory(names, at)
+        if place.mount.connector.capabilities.directories:
+            return None
+        return at, name, place
+
+    def _mark_again(self, known: Known) -> bool:
+        """Returns whether a name is recorded already; then a request in flight counts no more. So
+        each object that is added to a directory costs no record of its own."""
+        directory, name, _ = known
+        is_marked = self._unchecked.covers(directory, name)
+        if is_marked:
+            self._unchecked.mark(directory, name)
+        return is_marked
 
     def _steps(self, names: Names, mount: Mount, path: bytes) -> list[tuple[int, bytes]]:
         """Returns (directory, name) of the names on the path, to the first that is not known as a

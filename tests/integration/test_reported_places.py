@@ -1,5 +1,5 @@
-"""Reports about directories above another source, and about names that were absent from a listing
-that failed."""
+"""Reports about directories above another source, about names that were absent from a listing that
+failed, and about names of directories that were never listed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from master.namespace import Master
 from tests.integration.test_look_again import play, size_of
 from tests.integration.test_master import Clock, names_of, until
 from tests.integration.test_mount_table import Origin, inode_of
+from tests.integration.test_reported_names import CountingOrigin, gather
 
 
 async def ended(master: Master, started: SyncReply) -> None:
@@ -89,5 +90,41 @@ def test_a_name_appears_that_was_absent_from_a_listing_that_failed(
             await ended(master, sync)
         assert master.changed_folders(position).folders == [ino]
         assert await size_of(master, b"/data/d/0") == 2
+
+    play(tmp_path, origin, script)
+
+
+# ---- directories of which only the name is known -------------------------------------------------
+
+
+def test_a_directory_that_was_seen_and_never_listed_ends_with_names_of_which_nothing_is_known(
+    tmp_path: Path,
+) -> None:
+    origin = Origin({b"a/b/f": b"1", b"keep": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        assert await names_of(master, (await inode_of(master, b"/data")).ino) == [b"a", b"keep"]
+        origin.delete(b"a")
+        await master.mounts.look_again(b"/data", [b"a/b/f"])
+        assert (await master.resolve(b"/data/a")).inode is None
+
+    play(tmp_path, origin, script)
+
+
+def test_objects_that_are_added_to_a_directory_that_was_never_listed_cost_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = CountingOrigin({b"d/f": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await names_of(master, (await inode_of(master, b"/data")).ino)
+        origin.stats = origin.lists = 0
+        reported, position = gather(monkeypatch), master.position
+        for number in range(100):
+            await master.mounts.look_again(b"/data", [b"d/%d" % number])
+        assert master.position == position + 1, "one event for the nodes"
+        reported.set()
+        await until(lambda: not len(master._sync.unchecked))
+        assert (origin.stats, origin.lists) == (1, 0)
 
     play(tmp_path, origin, script)
