@@ -175,12 +175,13 @@ class Syncer:
 
     async def _look_at_directory(self, directory: int) -> None:
         """Checks with a stat whether a directory without names still exists at its origin. If not,
-        checks those above it that may have ended with it."""
+        checks those above it that may have ended with it. One that fails is unchecked."""
         while (at := self._above(directory)) is not None:
             directory, name, place = at
             try:
                 stored = await self.stat(directory, name, place)
             except CacheFSError as err:
+                self.unchecked.mark(directory, name)
                 return self.warn(place, name, err)
             if stored is not None or not self.may_have_ended(directory, place):
                 return
@@ -334,6 +335,9 @@ class Syncer:
             if removed:
                 self.directories_removed()
             self.wake()
+            is_reported = self.unchecked.covers(parent, name)
+            if stored is None and is_reported and self.may_have_ended(parent, place):
+                self.spawn(self._look_at_directory(parent), place.mount)
             self.unchecked.checked(parent, name, marks)
             if stored is None and not is_outdated:
                 self.negatives.add(parent, name, asked_at)

@@ -17,6 +17,7 @@ from connectors.base import order_key
 from master.origins.syncer import Syncer
 from master.push.recent_reports import RecentReports
 from master.push.work_budget import STAT_S, WorkBudget, listing_cost_s, most_worth_listing
+from master.state.health import is_down
 from master.state.unchecked import ALL, MAX_NAMES
 from master.store.base import Store
 from master.store.snapshot import Names
@@ -81,7 +82,7 @@ class LookAgain:
                 soon[path] = doubtful
             else:
                 later += doubtful
-        later += [directory for directory in emptied.values() if not self._mark_again(directory)]
+        later += [one for one in emptied.values() if not self._mark_again(*one[:2])]
         if later:
             await self._mark(later)
         if soon:
@@ -146,14 +147,18 @@ class LookAgain:
 
     async def _compare(self, parent: int, name: bytes, place: Place) -> bool:
         """Compares one name; returns whether its directory may have ended with it. A name that the
-        origin does not tell is not trusted from then on: its next access checks it."""
+        origin does not tell is not trusted from then on: its next access checks it. While the
+        origin is down, it is recorded instead, since it may have been the last of a directory."""
         try:
             stored, changes, _ = await self._sync.stat_anew(parent, name, place)
         except Stale:  # a later reply removed the directory
             return False
         except CacheFSError as err:
             self._sync.warn(place, name, err)
-            await self._distrust(parent, name)
+            if not is_down(err):
+                await self._distrust(parent, name)
+            elif not self._mark_again(parent, name):
+                await self._mark([(parent, name, place)])
             return False
         self._sync.release(changes)
         self._sync.directories_removed()
@@ -207,10 +212,9 @@ class LookAgain:
             return None
         return at, name, place
 
-    def _mark_again(self, known: Known) -> bool:
+    def _mark_again(self, directory: int, name: bytes) -> bool:
         """Returns whether a name is recorded already; then a request in flight counts no more. So
         each object that is added to a directory costs no record of its own."""
-        directory, name, _ = known
         is_marked = self._unchecked.covers(directory, name)
         if is_marked:
             self._unchecked.mark(directory, name)
@@ -274,9 +278,12 @@ class LookAgain:
         place, names = self._place(directory), self._unchecked.names(directory)
         if place is None or not names or self._now() < resting.get(place.mount, 0.0):
             return
+        has_failed = False
         try:
             await self._directory(directory, place, names)
         except CacheFSError:  # a reader of a name there gets the error, and logs it
+            has_failed = True
+        if has_failed or place.mount.health.down:
             resting[place.mount] = self._now() + RETRY_S
 
     def _place(self, directory: int) -> Place | None:

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import AccessDenied
+from cachefs.core.errors import AccessDenied, Unreachable
 from cachefs.core.messages import SyncReply
 from cachefs.core.model import UfsSpec
 from connectors.base import Page
 from master.namespace import Master
+from master.push import look_again
 from tests.integration.test_look_again import play, size_of
 from tests.integration.test_master import Clock, names_of, until
 from tests.integration.test_mount_table import Origin, inode_of
-from tests.integration.test_reported_names import CountingOrigin, gather
+from tests.integration.test_reported_names import CountingOrigin, gather, never
 
 
 async def ended(master: Master, started: SyncReply) -> None:
@@ -126,5 +127,66 @@ def test_objects_that_are_added_to_a_directory_that_was_never_listed_cost_one_re
         reported.set()
         await until(lambda: not len(master._sync.unchecked))
         assert (origin.stats, origin.lists) == (1, 0)
+
+    play(tmp_path, origin, script)
+
+
+# ---- directories that end while their origin fails, or a reader is first -------------------------
+
+
+async def ends(master: Master, path: bytes) -> None:
+    async with asyncio.timeout(20.0):
+        while (await master.resolve(path)).inode is not None:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("failing", [b"a/b/f", b"a/b"])
+def test_a_directory_ends_though_its_origin_did_not_answer_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bytes
+) -> None:
+    """The name that was reported, or the directory that may have ended with it."""
+    monkeypatch.setattr(look_again, "RETRY_S", 0.01)
+    origin = Origin({b"a/b/f": b"1", b"keep": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/a/b/f")
+        origin.delete(b"a")
+        origin.fail("stat", failing, Unreachable("no route"))
+        await master.mounts.look_again(b"/data", [b"a/b/f"])
+        await ends(master, b"/data/a")
+
+    play(tmp_path, origin, script)
+
+
+def test_a_directory_ends_though_it_could_not_be_looked_at_when_its_listing_was_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_again, "RETRY_S", 0.01)
+    names = [b"a/b/%d" % number for number in range(look_again.CROWD)]
+    origin = Origin({b"keep": b"1", **dict.fromkeys(names, b"1")})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await names_of(master, (await inode_of(master, b"/data/a/b")).ino)
+        origin.delete(b"a")
+        origin.fail("stat", b"a/b", Unreachable("no route"))
+        await master.mounts.look_again(b"/data", names)
+        await ends(master, b"/data/a")
+
+    play(tmp_path, origin, script)
+
+
+def test_a_reader_of_the_last_name_ends_its_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request ends the record of the name, which nothing compares any more."""
+    never(monkeypatch)
+    origin = Origin({b"a/b/f": b"1", b"keep": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        await inode_of(master, b"/data/a/b/f")
+        origin.delete(b"a")
+        await master.mounts.look_again(b"/data", [b"a/b/f"])
+        assert await size_of(master, b"/data/a/b/f") is None
+        await ends(master, b"/data/a")
 
     play(tmp_path, origin, script)
