@@ -368,7 +368,7 @@ def test_a_full_disk_ends_no_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert await read_all(master) == [1, 1]
         write = master._sync.write
 
-        async def refuse(function: Callable[[Transaction], object]) -> object:
+        async def refuse(function: Callable[[Transaction], object], *undo: object) -> object:
             if getattr(function, "func", None) is Transaction.put_feed:
                 return await write(function)
             raise NoSpace("no room for the names")
