@@ -41,7 +41,6 @@ ANSWER_S: Final = 60.0  # for the first answer of a mount
 CHECK_S: Final = 1.0  # for a published one: a dead mount answers at once
 FRESH_S: Final = 1.0  # for this time many pods of one mount use one answer
 TRIES: Final = 3  # a mount may die while it is queried
-_NO_DIRECTORY: Final = (NotFound.code, NotADirectory.code)  # no wait makes the mount answer
 
 
 class Publish(NamedTuple):
@@ -169,7 +168,7 @@ class Publisher:
         for _ in range(TRIES):
             shared = self._mounts.find_or_make(volume)
             left_s = max(0.0, end - time.monotonic())
-            answer = self._query(shared.place, left_s, _has_no_directory)
+            answer = self._query(shared.place, left_s, failure_notes.lacks_directory)
             if answer is Answer.ALIVE:
                 return shared
             if answer is Answer.NONE:
@@ -198,11 +197,6 @@ class Publisher:
                 self._busy.discard(target)
 
 
-def _has_no_directory(place: str) -> bool:
-    failure = failure_notes.read(place)
-    return failure is not None and failure.code in _NO_DIRECTORY
-
-
 def _unanswered(volume: Volume, place: str) -> CacheFSError:
     """Returns the error of a mount that does not answer: the cause that its client has told."""
     failure = failure_notes.read(place)
@@ -211,7 +205,7 @@ def _unanswered(volume: Volume, place: str) -> CacheFSError:
             f"the mount of {volume.url} does not answer yet",
             remedy="do the worker and the fuse container run on this node?",
         )
-    if failure.code in _NO_DIRECTORY:
+    if failure.code in failure_notes.NO_DIRECTORY:
         return error_of(failure)
     return DeadlineExceeded(f"{volume.url} cannot be shown yet: {error_of(failure).one_line()}")
 

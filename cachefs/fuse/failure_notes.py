@@ -13,11 +13,13 @@ from typing import Final
 
 import msgspec
 
+from cachefs.core.errors import NotADirectory, NotFound
 from cachefs.core.messages import Failure
 
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "failures"
+NO_DIRECTORY: Final = (NotFound.code, NotADirectory.code)  # no wait makes the mount answer
 
 
 def write(place: str, failure: Failure) -> None:
@@ -37,6 +39,12 @@ def read(place: str) -> Failure | None:
         return msgspec.json.decode(_path(place).read_bytes(), type=Failure)
     except (OSError, msgspec.DecodeError):  # none, or one that is being written
         return None
+
+
+def lacks_directory(place: str) -> bool:
+    """Returns whether the last client found no directory for the mount at a place."""
+    failure = read(place)
+    return failure is not None and failure.code in NO_DIRECTORY
 
 
 def remove(place: str) -> None:

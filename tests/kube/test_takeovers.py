@@ -413,3 +413,16 @@ def test_its_log_and_its_metrics_are_for_machines(
             sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             with sock.makefile("rb") as reply:
                 assert b"cachefs_agent_mounts 1.0" in reply.read()
+
+
+def test_a_path_that_is_gone_keeps_no_agent_from_being_ready(
+    node: Node, cluster: Cluster, open_path: Path
+) -> None:
+    """Else one pod whose source was removed would stop the upgrade of all nodes."""
+    (open_path / "failures").mkdir()
+    node.agent("old").wait_until_ready()
+    master = cluster.master
+    master.run("ufs", "rm", "/data", "--master", master.url)
+    new = node.agent("new")
+    new.wait_until_ready()
+    assert node.claimant == "old", "it serves what there was"

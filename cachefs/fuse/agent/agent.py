@@ -21,7 +21,7 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import DepositRef, Held, SupervisorSpec
-from cachefs.fuse import mounting
+from cachefs.fuse import failure_notes, mounting
 from cachefs.fuse.agent import state as s
 from cachefs.fuse.agent.facts import AgentFacts
 from cachefs.fuse.deposits import Deposit, Event, HolderClient, kept_name
@@ -80,7 +80,7 @@ class Agent:
         self._holder: HolderClient | None = None
         self._retry_at = 0.0
         self._is_logged = False  # that the holder is away
-        self._supervisors: dict[int, tuple[str, Watch]] = {}  # pid -> key
+        self._supervisors: dict[int, tuple[str, str, Watch]] = {}  # pid -> key, place
         self._is_stopping = False
         self._is_ready = False
 
@@ -103,10 +103,10 @@ class Agent:
             self._connect()
         for key, _ in self._selector.select(STEP_S):
             key.data()
-        for pid in [pid for pid, (_, watch) in self._supervisors.items() if watch.ended(0)]:
-            key_, watch = self._supervisors.pop(pid)
+        for pid in [pid for pid, (*_, watch) in self._supervisors.items() if watch.ended(0)]:
+            key_, place, watch = self._supervisors.pop(pid)
             watch.__exit__()
-            self._on(s.SupervisorEnded(key_))
+            self._on(s.SupervisorEnded(key_, not failure_notes.lacks_directory(place)))
         if os.getpid() == 1:
             _reap_orphans()
         self._on(s.Tick())
@@ -120,10 +120,10 @@ class Agent:
         """Has the supervisors leave their mounts, and waits for them up to `STOP_S`."""
         log.info("stopping: %d supervisors leave their mounts", len(self._supervisors))
         self._say_ready(False)
-        for _, watch in self._supervisors.values():
+        for *_, watch in self._supervisors.values():
             watch.signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
-        for _, watch in self._supervisors.values():
+        for *_, watch in self._supervisors.values():
             watch.ended(max(0.0, deadline - time.monotonic()))
             watch.__exit__()
 
@@ -229,7 +229,7 @@ class Agent:
             pid = start_supervisor(SupervisorSpec(client, held=held), fds)
         finally:
             close_all(fds)
-        self._supervisors[pid] = key, Watch(pid)
+        self._supervisors[pid] = key, client.mountpoint, Watch(pid)
         log.info("started supervisor %d of %s (%s)", pid, client.mountpoint, key)
 
     def _abort(self, key: str) -> None:

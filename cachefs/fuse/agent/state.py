@@ -55,9 +55,11 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 class SupervisorEnded(msgspec.Struct, frozen=True):
-    """A supervisor that this agent started has ended, or could not be started."""
+    """A supervisor that this agent started has ended, or could not be started. `has_path`: False if
+    the cluster has no directory at the path of the mount."""
 
     key: str
+    has_path: bool = True
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -90,7 +92,7 @@ class _Mount:
     """A mount of the holder. `start_at`: when this agent starts a supervisor of it."""
 
     __slots__ = (
-        "cause", "claimant", "has_supervisor", "is_first", "missing_since", "pause_s",
+        "cause", "claimant", "has_path", "has_supervisor", "is_first", "missing_since", "pause_s",
         "served_since", "start_at", "unserved_since",
     )  # fmt: skip
 
@@ -99,6 +101,7 @@ class _Mount:
         self.start_at = start_at
         self.cause = cause
         self.is_first = False  # it starts although another process has the claim
+        self.has_path = True  # as the last supervisor of this agent found
         self.has_supervisor = False  # of this agent
         self.missing_since = math.inf  # a holder that was started again does not know it yet
         self.pause_s = PAUSE_FIRST_S
@@ -149,16 +152,17 @@ class Agency:
                 self._on_claimed(key, name, now)
             case Freed(key):
                 self._on_freed(key, now)
-            case SupervisorEnded(key):
-                self._on_supervisor_ended(key, now)
+            case SupervisorEnded(key, has_path):
+                self._on_supervisor_ended(key, has_path, now)
             case Tick():
                 pass
         return list(self._due(now))
 
     @property
     def is_ready(self) -> bool:
-        """True when every mount is claimed, none by an older agent that hands over."""
-        waits = (m.is_first or not m.claimant for m in self._mounts.values())
+        """True when every mount is claimed, none by an older agent that hands over. A mount whose
+        path is gone does not count: no agent can serve it anew."""
+        waits = (m.has_path and (m.is_first or not m.claimant) for m in self._mounts.values())
         return self._has_started and not any(waits)
 
     @property
@@ -216,11 +220,11 @@ class Agency:
         mount.claimant, mount.cause = "", "lost"
         mount.start_at = max(mount.start_at, now + self._grace_s)
 
-    def _on_supervisor_ended(self, key: str, now: float) -> None:
+    def _on_supervisor_ended(self, key: str, has_path: bool, now: float) -> None:
         mount = self._mounts.get(key)
         if mount is None:
             return
-        mount.has_supervisor = False
+        mount.has_supervisor, mount.has_path = False, has_path
         mount.start_at = max(mount.start_at, now + mount.pause_s)
         mount.pause_s = min(2 * mount.pause_s, PAUSE_MAX_S)
 

@@ -197,6 +197,22 @@ def test_a_mount_whose_supervisor_is_gone_is_served_again_once_it_is_deposited()
     assert world.waits(s.GRACE_S + 0.2) == [s.Start("a", "lost")]
 
 
+def test_a_mount_whose_path_is_gone_is_not_waited_for() -> None:
+    """Of the others, an older agent still serves one."""
+    world = World(claimants={"gone": "old", "free": "", "taken": "old"})
+    for key in ("gone", "free"):
+        world.on(s.SupervisorEnded(key, has_path=False))
+    assert not world.agency.is_ready
+    world.on(s.Claimed("taken", "new"))
+    assert world.agency.is_ready
+    assert {*world.waits(s.PAUSE_FIRST_S + 0.2)} == {
+        s.Start("gone", "start"),
+        s.Start("free", "start"),
+    }
+    world.on(s.SupervisorEnded("gone"))
+    assert not world.agency.is_ready, "there is another cause now"
+
+
 keys = st.sampled_from("abc")
 names = st.sampled_from(["new", "old", ""])
 events = st.one_of(
