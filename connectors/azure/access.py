@@ -26,6 +26,7 @@ SCOPE: Final = "https://storage.azure.com/.default"
 SIGNED_S: Final = 3600.0  # a token that a key signs
 RENEWED_S: Final = 300.0  # before the end of a token
 TOKEN_LIMIT_S: Final = 10.0  # of one request for a token
+AGAIN_S: Final = 10.0  # between attempts to renew a token that has not ended yet
 NO_CREDENTIALS: Final = (
     "set AZURE_STORAGE_SAS_TOKEN or sas_token_file, log in (az login), or give --anonymous for a"
     " public container"
@@ -43,7 +44,8 @@ class Authorization(NamedTuple):
 
 
 class AzureCredentials:
-    """The credentials of one container. Thread-safe; one thread at a time renews them."""
+    """The credentials of one container. Thread-safe; one thread at a time renews them, minutes
+    before their end, and others use them until then."""
 
     def __init__(
         self, place: Place, options: AzureOptions, clock: Callable[[], float] = time.time
@@ -55,6 +57,7 @@ class AzureCredentials:
         self._lock = threading.Lock()
         self._chain: Any = None
         self._kept: tuple[str, Authorization, float] = ("", Authorization(), 0.0)
+        self._again_at_s = 0.0  # after a renewal that failed
 
     def current(self) -> Authorization:
         """Returns valid credentials. Raises CredentialsMissing, Unreachable."""
@@ -62,12 +65,31 @@ class AzureCredentials:
         if sas:
             check_sas(sas, self._clock())
             return Authorization(query=sas)
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
             from_, authorization, until_s = self._kept
-            if from_ != key or self._clock() > until_s - RENEWED_S:
-                authorization, until_s = self._signed(key) if key else self._identified()
-                self._kept = (key, authorization, until_s)
+            if from_ == key and self._clock() < until_s:
+                return authorization
+            self._lock.acquire()
+        try:
+            return self._renewed(key)
+        finally:
+            self._lock.release()
+
+    def _renewed(self, key: str) -> Authorization:
+        """Returns a token, a new one before the last one ends. That stays in use while none can be
+        had, as during a restart of the machine's identity service."""
+        from_, authorization, until_s = self._kept
+        now_s = self._clock()
+        is_valid = from_ == key and now_s < until_s
+        if is_valid and now_s < max(until_s - RENEWED_S, self._again_at_s):
             return authorization
+        try:
+            self._kept = key, *(self._signed(key) if key else self._identified())
+        except (CredentialsMissing, Unreachable):
+            if not is_valid:
+                raise
+            self._again_at_s = now_s + AGAIN_S
+        return self._kept[1]
 
     def _secrets(self) -> tuple[str, str]:
         """Returns a SAS token, or else a key, or else neither."""

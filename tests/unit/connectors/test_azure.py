@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from azure.core.credentials import AccessToken
+from azure.identity import CredentialUnavailableError
 
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, BadConfig, CacheFSError, CredentialsMissing, OriginError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
-from connectors.azure.access import Authorization, AzureCredentials, no_identity
+from connectors.azure import access
+from connectors.azure.access import (
+    AGAIN_S,
+    RENEWED_S,
+    Authorization,
+    AzureCredentials,
+    no_identity,
+)
 from connectors.azure.connector import AzureApi, AzureStore
 from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import classify, parse_listing, parse_stat
@@ -282,3 +291,54 @@ def test_no_credentials(bare: pytest.MonkeyPatch, tokens: TokenServer) -> None:
     with pytest.raises(CredentialsMissing, match="no Azure credentials were found") as caught:
         AzureCredentials(PLACE, AzureOptions()).current()
     assert "--anonymous" in caught.value.remedy
+
+
+class IdentityService:
+    """The chain of a machine, whose identity service may be silent."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+        self.is_silent = False
+        self.requests = 0
+        self.in_request: Callable[[], object] = lambda: None
+
+    def get_token(self, scope: str) -> AccessToken:
+        self.requests += 1
+        self.in_request()
+        if self.is_silent:
+            raise CredentialUnavailableError("the identity service is unavailable")
+        return AccessToken(f"token-{self.requests}", int(self.now) + 3600)
+
+
+@pytest.fixture
+def service(bare: pytest.MonkeyPatch) -> IdentityService:
+    found = IdentityService()
+    bare.setattr(access, "_open_chain", lambda _: found)
+    return found
+
+
+def test_a_token_is_used_to_its_end_while_no_new_one_can_be_had(service: IdentityService) -> None:
+    credentials = AzureCredentials(PLACE, AzureOptions(), clock=lambda: service.now)
+    first = credentials.current()
+    service.is_silent = True
+    service.now += 3600 - RENEWED_S + 1
+    assert [credentials.current() for _ in range(3)] == [first] * 3
+    assert service.requests == 2
+    service.now += AGAIN_S
+    assert credentials.current() is first
+    assert service.requests == 3
+    service.now += RENEWED_S
+    with pytest.raises(CredentialsMissing):
+        credentials.current()
+    service.is_silent = False
+    assert credentials.current().header.endswith("token-5")
+
+
+def test_threads_use_a_token_while_another_one_renews_it(service: IdentityService) -> None:
+    credentials = AzureCredentials(PLACE, AzureOptions(), clock=lambda: service.now)
+    first = credentials.current()
+    service.now += 3600 - RENEWED_S + 1
+    seen: list[Authorization] = []
+    service.in_request = lambda: seen.append(credentials.current())
+    assert credentials.current().header.endswith("token-2")
+    assert seen == [first]
