@@ -127,7 +127,8 @@ def _by_status(status: int, error: Exception, path: str) -> CacheFSError:
         return errors.Stale("the file is another version now", path=path)
     if status == 429:
         return errors.Throttled(cause, path=path)
-    return (errors.Unavailable if status >= 500 else errors.OriginError)(cause, path=path)
+    is_passing = status == 408 or status >= 500
+    return (errors.Unavailable if is_passing else errors.OriginError)(cause, path=path)
 
 
 def _first_line(error: Exception) -> str:

@@ -140,7 +140,7 @@ def _by_status(failure: S3Failure) -> _Verdict:
         return errors.Stale, "the object is another version now", ""
     if status == 429:
         return errors.Throttled, f"the origin throttles requests ({details})", ""
-    if status >= 500:
+    if status == 408 or status >= 500:
         return errors.Unavailable, f"the origin failed temporarily ({details})", ""
     return errors.OriginError, f"the origin refused ({details})", ""
 

@@ -110,6 +110,7 @@ class AuthenticationException(SSHException):
         (Failed(403), errors.AccessDenied),
         (Failed(412), errors.Stale),
         (Failed(429), errors.Throttled),
+        (Failed(408), errors.Unavailable),
         (Failed(503), errors.Unavailable),
         (Failed(400), errors.OriginError),
     ],

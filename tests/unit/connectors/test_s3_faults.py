@@ -146,6 +146,7 @@ FAULTS = [
     (400, "RequestTimeout", errors.Unavailable),
     (412, "PreconditionFailed", errors.Stale),
     (416, "InvalidRange", errors.Stale),
+    (408, "", errors.Unavailable),  # of a proxy in front of the server
     (429, "TooManyRequests", errors.Throttled),
     (500, "InternalError", errors.Unavailable),
     (502, "", errors.Unavailable),
