@@ -19,13 +19,17 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import get_environ_proxies
 
-from cachefs.core.errors import BadConfig, CredentialsMissing, Unsupported
+from cachefs.core.errors import BadConfig, CredentialsMissing, Unsupported, lacks_descriptors
 from connectors.credential import Credential
 from connectors.s3.errors import from_botocore
 from connectors.s3.options import S3Options
 
 FIELDS: Final = ("access_key_id", "secret_access_key", "session_token")  # of a named credential
 DEFAULT_REGION: Final = "us-east-1"
+# botocore does not translate what its parsers, files and programs (`credential_process`) raise.
+_OF_CHAIN: Final = (
+    BotoCoreError, ClientError, OSError, ValueError, LookupError, TypeError, AttributeError,
+)  # fmt: skip
 NO_CREDENTIALS: Final = "set AWS_PROFILE or --aws-profile NAME, or --anonymous for a public bucket"
 
 
@@ -78,7 +82,9 @@ class S3Credentials:
     def _of_chain(self) -> Keys:
         try:
             frozen = self._chain().get_frozen_credentials()
-        except (BotoCoreError, ClientError) as error:
+        except _OF_CHAIN as error:
+            if lacks_descriptors(error):
+                raise
             raise from_botocore(error) from error
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 

@@ -170,11 +170,15 @@ _CREDENTIALS: Final = (
 
 
 def from_botocore(error: BaseException) -> CacheFSError:
-    """Returns the typed error for an exception of botocore's credentials chain."""
+    """Returns the typed error for an exception of botocore's credentials chain. Those of Python are
+    of a file or a program that the configuration names, or of what a program prints."""
     names = {cls.__name__ for cls in type(error).__mro__}
     for name, remedy in _CREDENTIALS:
         if name in names:
             return errors.CredentialsMissing(_first_line(error), remedy=remedy)
+    if "BotoCoreError" not in names:
+        cause = f"the credentials cannot be read ({_first_line(error)})"
+        return errors.CredentialsMissing(cause, remedy="correct the AWS configuration")
     if "SSLError" in names:
         return from_tls(str(error), "")
     return errors.Unreachable(f"the credentials cannot be fetched ({_first_line(error)})")

@@ -142,6 +142,26 @@ def test_other_keys_are_found_after_refused_ones(
     assert content(source) == b"data"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "credential_process = /nonexistent/tool",
+        "credential_process = /bin/echo garbage",
+        "credential_process = /bin/echo []",
+        'credential_process = "unbalanced',
+        "credential_process = /bin/sh -c \"printf '\\377'\"",
+        "role_arn = arn:aws:iam::1:role/x\nweb_identity_token_file = /nonexistent/token",
+    ],
+)
+def test_a_profile_that_gives_no_credentials(
+    aws: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "aws-config").write_text(f"[profile p]\n{line}\n")
+    with pytest.raises(errors.CredentialsMissing) as caught:
+        S3Credentials(S3Options(profile="p")).current()
+    assert caught.value.remedy == "correct the AWS configuration"
+
+
 def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
     def script(request: Request) -> Answer:
         if request.method == "HEAD":
