@@ -9,6 +9,7 @@ from cachefs.core.errors import BadConfig
 _SIZE_UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
     _SIZE_UNITS[f"{_letter}IB"] = 1024**_power
+    _SIZE_UNITS[f"{_letter}I"] = 1024**_power  # as Kubernetes writes it
     _SIZE_UNITS[_letter] = 1024**_power
     _SIZE_UNITS[f"{_letter}B"] = 1000**_power
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
@@ -20,7 +21,7 @@ FOREVER_S = -1.0
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes of `20GiB`, `20G` (both 1024-based), `20GB` (1000-based) or a bare number.
+    """Returns the bytes of `20GiB`, `20Gi`, `20G` (1024-based), `20GB` (1000-based), or a number.
     Raises BadConfig with the accepted forms."""
     match = _SIZE.fullmatch(text)
     factor = _SIZE_UNITS.get(match[2].upper()) if match else None

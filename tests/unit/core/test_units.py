@@ -14,6 +14,7 @@ from cachefs.core.units import format_duration, format_size, parse_duration, par
         ("0", 0),
         ("4096", 4096),
         ("20GiB", 20 << 30),
+        ("20Gi", 20 << 30),
         ("20G", 20 << 30),
         ("20GB", 20 * 10**9),
         ("1.5 MiB", 3 << 19),

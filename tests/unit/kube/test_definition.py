@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import yaml
 
 from cachefs.core import policies
+from cachefs.core.units import parse_size
 from cachefs.kube.dataset_spec import Spec
 from cachefs.kube.names import GROUP, KIND, PLURAL, VERSION
 from cachefs.kube.status import Condition, Status, Type
@@ -64,3 +66,16 @@ def test_the_choices_are_those_of_the_policies() -> None:
     assert tuple(spec["localCopy"]["enum"]) == policies.LOCAL_COPIES
     assert tuple(spec["profile"]["enum"]) == tuple(policies.PROFILES)
     assert spec["replicas"]["maximum"] == policies.MOST_REPLICAS
+
+
+def test_each_size_that_kubernetes_accepts_is_understood() -> None:
+    spec = properties()["spec"]["properties"]
+    quota = re.compile(spec["policies"]["properties"]["quota"]["pattern"])
+    bandwidth = re.compile(spec["load"]["properties"]["bandwidth"]["pattern"])
+    units = ["", "B", *(f"{letter}{rest}" for letter in "KMGTP" for rest in ("", "B", "i", "iB"))]
+    for unit in units:
+        text = f"2.5 {unit}"
+        assert quota.search(text), text
+        assert bandwidth.search(f"{text}/s"), text
+        assert parse_size(text) > 0
+    assert not quota.search("2 X")
