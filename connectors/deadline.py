@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from cachefs.core.errors import Unreachable
+
 NEVER_S: Final = float("inf")
+LOCK_WAIT_S: Final = 20.0  # as long as a silent server is waited for
 LEAST_BYTES_PER_S: Final = 64 << 10  # a slower body times out
 
 
@@ -55,3 +59,11 @@ def is_futile() -> bool:
 def until() -> float:
     """Returns the deadline of the current thread; `NEVER_S` outside of all blocks."""
     return _current.until_s
+
+
+def acquire_in_time(lock: threading.Lock, what: str) -> None:
+    """Acquires a lock whose holder waits for a server or a program. Raises Unreachable at the
+    deadline of this thread, or after `LOCK_WAIT_S`. `what`: what the holder fetches."""
+    wait_s = max(0.0, min(LOCK_WAIT_S, until() - time.monotonic()))
+    if not lock.acquire(timeout=wait_s):
+        raise Unreachable(f"another request has been fetching {what} for {wait_s:.3g} s")

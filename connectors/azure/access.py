@@ -20,6 +20,7 @@ from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import RENEW
 from connectors.azure.sas import sign_container
 from connectors.credential import Credential
+from connectors.deadline import acquire_in_time
 
 FIELDS: Final = ("sas_token", "account_key")  # of a named credential
 SCOPE: Final = "https://storage.azure.com/.default"
@@ -69,7 +70,7 @@ class AzureCredentials:
             from_, authorization, until_s = self._kept
             if from_ == key and self._clock() < until_s:
                 return authorization
-            self._lock.acquire()
+            acquire_in_time(self._lock, "a token")
         try:
             return self._renewed(key)
         finally:

@@ -23,6 +23,7 @@ from google.oauth2 import service_account
 
 from cachefs.core.errors import BadConfig, CacheFSError, CredentialsMissing, Unreachable
 from connectors.credential import Credential
+from connectors.deadline import acquire_in_time
 from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import RENEW
 
@@ -64,7 +65,7 @@ class GcsCredentials:
             found = self._found
             if found is not None and found.token_state is TokenState.STALE:
                 return _usable(found)
-            self._lock.acquire()
+            acquire_in_time(self._lock, "a token")
         try:
             return self._renewed()
         except exceptions.GoogleAuthError as error:

@@ -21,6 +21,7 @@ from botocore.utils import get_environ_proxies
 
 from cachefs.core.errors import BadConfig, CredentialsMissing, Unsupported, lacks_descriptors
 from connectors.credential import Credential
+from connectors.deadline import acquire_in_time
 from connectors.s3.errors import from_botocore
 from connectors.s3.options import S3Options
 
@@ -92,16 +93,19 @@ class S3Credentials:
         """Discards the credentials, after the origin refused them."""
         if self._named is not None:
             self._named.forget()
-        with self._lock:
-            self._found = None
+        self._found = None  # without the lock, whose holder may wait for a program that hangs
 
     def _chain(self) -> Any:
-        with self._lock:
-            if self._found is None:
-                self._found = open_session(self._profile).get_credentials()
-            if self._found is None:
-                raise CredentialsMissing("no AWS credentials were found", remedy=NO_CREDENTIALS)
-            return self._found
+        acquire_in_time(self._lock, "the credentials")
+        try:
+            found = self._found
+            if found is None:
+                found = self._found = open_session(self._profile).get_credentials()
+        finally:
+            self._lock.release()
+        if found is None:
+            raise CredentialsMissing("no AWS credentials were found", remedy=NO_CREDENTIALS)
+        return found
 
 
 def _named(options: S3Options) -> Credential | None:

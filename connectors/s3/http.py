@@ -12,6 +12,7 @@ import pycurl
 from botocore.httpsession import get_cert_path
 
 from cachefs.core.errors import CacheFSError
+from connectors.deadline import acquire_in_time
 from connectors.fetch.connection_pool import FetchBody
 from connectors.fetch.request import HttpRequest, OnConnected
 from connectors.fetch.sender import Sender
@@ -123,11 +124,18 @@ class S3Http(Sender):
     def requests(self) -> Requests:
         """Returns a builder of requests, valid as long as the credentials are. Raises
         CredentialsMissing (also for a bad profile), Unreachable (no region found), Unsupported."""
-        with self._lock:
-            if self._endpoint is None:
-                self._endpoint = self._find_endpoint()
+        endpoint = self._endpoint or self._found_endpoint()
         keys = self._credentials.current()
-        return Requests(self._endpoint, keys, self._options.requester_pays)
+        return Requests(endpoint, keys, self._options.requester_pays)
+
+    def _found_endpoint(self) -> Endpoint:
+        acquire_in_time(self._lock, "the region of the bucket")
+        try:
+            endpoint = self._endpoint or self._find_endpoint()
+            self._endpoint = endpoint
+            return endpoint
+        finally:
+            self._lock.release()
 
     def _find_endpoint(self) -> Endpoint:
         """Returns the endpoint in the region of the bucket. Raises the error of a busy server: a

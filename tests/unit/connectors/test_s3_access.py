@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cachefs.core import errors
 from cachefs.core.model import Fingerprint, Kind
+from connectors.deadline import bounded
+from connectors.s3 import access
 from connectors.s3.access import S3Credentials, resolve_endpoint
 from connectors.s3.connector import S3Connector
 from connectors.s3.options import S3Options, parse_options
@@ -160,6 +166,41 @@ def test_a_profile_that_gives_no_credentials(
     with pytest.raises(errors.CredentialsMissing) as caught:
         S3Credentials(S3Options(profile="p")).current()
     assert caught.value.remedy == "correct the AWS configuration"
+
+
+@pytest.fixture
+def hanging(aws: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A chain that is searched until the event is set, as with a program that hangs."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Session:
+        def get_credentials(self) -> None:
+            begun.set()
+            assert go_on.wait(30)
+
+    aws.setattr(access, "open_session", lambda _: Session())
+    yield begun
+    go_on.set()
+
+
+def test_a_search_for_credentials_that_hangs_holds_no_other_request(
+    hanging: threading.Event,
+) -> None:
+    credentials = S3Credentials(S3Options())
+
+    def search() -> None:
+        with contextlib.suppress(errors.CredentialsMissing):
+            credentials.current()
+
+    searching = threading.Thread(target=search, daemon=True)
+    searching.start()
+    assert hanging.wait(30)
+    with (
+        bounded(time.monotonic() + 0.05),
+        pytest.raises(errors.Unreachable, match="has been fetching the credentials"),
+    ):
+        credentials.current()
+    credentials.forget()
 
 
 def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
