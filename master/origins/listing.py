@@ -1,12 +1,13 @@
-"""One listing of a directory in flight: how far it is, and what a later request overtook."""
+"""A listing of a directory in flight, and the reply about a name of it: what is newer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError, Throttled
+from connectors.base import Entry
 from master.state.merge import Action, Change
 from master.state.records import Stored
 from master.tree import Mount
@@ -74,3 +75,14 @@ class Listing:
         if error is None:
             self.safe_below = None
         self._moved.set()
+
+
+class StatReply(NamedTuple):
+    """An origin's reply about a name. `marks`: of unchecked names, as the request began. `older`:
+    the listing that was in flight then. `is_outdated`: a listing began after the request."""
+
+    entry: Entry | None
+    asked_at: float
+    marks: int
+    older: Listing | None
+    is_outdated: bool

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from cachefs.core.errors import (
     CacheFSError,
@@ -27,7 +27,7 @@ from connectors.base import Connector, Entry
 from connectors.deadline import bounded
 from master.origins.late_store import is_late, unchanged_name, unchanged_root, written
 from master.origins.lister import Lister, Watcher
-from master.origins.listing import Listing
+from master.origins.listing import Listing, StatReply
 from master.state.differences import removed_directories
 from master.state.merge import Change
 from master.state.negatives import Negatives
@@ -52,17 +52,6 @@ CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
 MOST_STATS: Final = 3  # of one name while listings of its directory begin
 ORIGIN_DEADLINE_S: Final = 30.0
-
-
-class _Reply(NamedTuple):
-    """An origin's reply about a name. `marks`: of unchecked names, as the request began. `older`:
-    the listing that was in flight then. `is_outdated`: a listing began after the request."""
-
-    entry: Entry | None
-    asked_at: float
-    marks: int
-    older: Listing | None
-    is_outdated: bool
 
 
 class Syncer:
@@ -284,7 +273,7 @@ class Syncer:
 
         return await written(self.store, lambda: self.spawn(write(), mount), confirm)
 
-    async def _reply(self, parent: int, name: bytes, place: Place) -> _Reply:
+    async def _reply(self, parent: int, name: bytes, place: Place) -> StatReply:
         """Stats one name. If a listing began in between, which may be newer than the reply, stats
         the name again, `MOST_STATS` times at most."""
         for _ in range(MOST_STATS):
@@ -296,7 +285,7 @@ class Syncer:
             is_outdated = (parent, name) in self._outdated
             if not (is_outdated and place.interval_s):
                 break
-        return _Reply(entry, asked_at, marks, older, is_outdated)
+        return StatReply(entry, asked_at, marks, older, is_outdated)
 
     async def _stat(
         self,
@@ -307,7 +296,8 @@ class Syncer:
     ) -> Stored | None:
         """Stats one name and writes the reply; appends the changes to `seen` if given. No later
         reader gets a reply that is outdated, or with an interval of 0."""
-        entry, asked_at, marks, older, is_outdated = await self._reply(parent, name, place)
+        reply = await self._reply(parent, name, place)
+        entry, asked_at, _, older, is_outdated = reply
         checked_at = asked_at if place.interval_s and not is_outdated else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
         was_overtaken = older is not None and name in older.overtaken
@@ -335,14 +325,7 @@ class Syncer:
             if removed:
                 self.directories_removed()
             self.wake()
-            is_reported = self.unchecked.covers(parent, name)
-            if stored is None and is_reported and self.may_have_ended(parent, place):
-                self.spawn(self._look_at_directory(parent), place.mount)
-            self.unchecked.checked(parent, name, marks)
-            if stored is None and not is_outdated:
-                self.negatives.add(parent, name, asked_at)
-            else:
-                self.negatives.discard(parent, name)
+            self._written(parent, name, place, reply, is_absent=stored is None)
             return stored
 
         def confirm(names: Names) -> Stored | None:
@@ -351,6 +334,19 @@ class Syncer:
             return unchanged_name(names, parent, name, entry, checked_at)
 
         return await written(self.store, lambda: self.spawn(write(), place.mount), confirm)
+
+    def _written(
+        self, parent: int, name: bytes, place: Place, reply: StatReply, *, is_absent: bool
+    ) -> None:
+        """Notes that a name was checked, once its reply is written."""
+        is_reported = self.unchecked.covers(parent, name)
+        if is_absent and is_reported and self.may_have_ended(parent, place):
+            self.spawn(self._look_at_directory(parent), place.mount)
+        self.unchecked.checked(parent, name, reply.marks)
+        if is_absent and not reply.is_outdated:
+            self.negatives.add(parent, name, reply.asked_at)
+        else:
+            self.negatives.discard(parent, name)
 
     async def in_thread(self, work: Callable[[], None]) -> None:
         """Runs a sync's work in the thread pool of the syncs."""
