@@ -169,6 +169,8 @@ class Syncer:
             directory, name, place = at
             try:
                 stored = await self.stat(directory, name, place)
+            except Stale:  # the one above it was removed
+                return
             except CacheFSError as err:
                 self.unchecked.mark(directory, name)
                 return self.warn(place, name, err)

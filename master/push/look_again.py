@@ -87,6 +87,8 @@ class LookAgain:
             await self._mark(later)
         if soon:
             await self._compare_all(mount, soon)
+        if len(self._unchecked):  # also those that only a failed request has marked
+            self._start()
 
     async def directories(self, inos: Sequence[int]) -> None:
         """Records that the store does not answer for the names of these directories, which are then
