@@ -74,9 +74,9 @@ class Foreground:
         self._signal(self._pid, signal.SIGKILL)
         record = self._record()
         if record is not None and self._is_supervised:
-            self._signal(record.pid, signal.SIGKILL)
+            self._signal(record.pid, signal.SIGKILL, record.born)
 
     @staticmethod
-    def _signal(pid: int, number: signal.Signals) -> None:
-        if is_ours(pid):
+    def _signal(pid: int, number: signal.Signals, born: str = "") -> None:
+        if is_ours(pid, born):
             os.kill(pid, number)

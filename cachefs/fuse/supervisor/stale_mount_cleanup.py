@@ -50,8 +50,9 @@ def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
     home = StateHome(spec.home)
     record = home.find_mount(spec.mountpoint)
     if record is not None:
-        others = {record.pid, record.supervisor} - {0, *ours}
-        if not any(is_ours(pid) for pid in others):
+        births = {record.pid: record.born, record.supervisor: record.supervisor_born}
+        others = births.keys() - {0, *ours}
+        if not any(is_ours(pid, births[pid]) for pid in others):
             try:
                 home.remove_mount(spec.mountpoint, record.pid)
             except CacheFSError as err:  # the disk of the state home cannot be written
