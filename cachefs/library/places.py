@@ -22,7 +22,7 @@ from cachefs.core.errors import BadConfig, DeadlineExceeded, NotFound, Unreachab
 from cachefs.core.messages import Attach
 from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import Mount, Mounts
-from cachefs.launcher.process_watch import is_ours
+from cachefs.launcher.processes import is_served
 from cachefs.launcher.state import StateHome
 from cachefs.library.dialers import HANG_LIMIT_S, MountDialer, ServerDialer
 from cachefs.library.mount_table import MountTable
@@ -125,10 +125,7 @@ class Places:
         home = state_home(settings)
         for record in home.mount_records():
             base = record.source.url
-            if is_below(url, base) and (
-                is_ours(record.pid, record.born)
-                or is_ours(record.supervisor, record.supervisor_born)
-            ):
+            if is_below(url, base) and is_served(record):
                 return MountDialer(home, record)
         return None
 

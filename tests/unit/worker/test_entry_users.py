@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cachefs.core.model import PAGE_BYTES
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, recorded, run, until
 from tests.unit.worker_tiers.rig import come_back, leave
 from worker.cache.cache import Cache
 from worker.cache.grants import Grant
@@ -21,7 +21,7 @@ PAGES = 16  # a smaller file is brought whole by its open
 async def open_without_its_last_page(rig: Rig, worker: Cache, ino: int) -> Grant:
     """Opens a file of which the other pages are recorded."""
     assert await worker.serving.bring(NAMESPACE, ino, 0, PAGES - 1, peers_only=False) == PAGES - 1
-    await until(lambda: not len(only(worker)._catalog))
+    await recorded(worker)
     grant = await worker.open(NAMESPACE, ino)
     assert grant.fd is not None
     os.close(grant.fd)
@@ -78,7 +78,7 @@ def test_contents_whose_last_user_leaves_while_they_are_dropped_are_dropped(tmp_
             catalog, ledger = only(worker)._catalog, only(worker).contents.ledger
             for ino in (1, 2):
                 await fetch(worker, NAMESPACE, ino)
-            await until(lambda: not len(catalog))
+            await recorded(worker)
             first, second = [
                 await catalog.open(rig.space.origins[ino], rig.content(ino).key) for ino in (1, 2)
             ]
@@ -92,7 +92,7 @@ def test_contents_whose_last_user_leaves_while_they_are_dropped_are_dropped(tmp_
             assert (await freeing).files == 2
             assert rig.published() == set()
             catalog.leave(first)
-            await until(lambda: not len(catalog))
+            await recorded(worker)
             await until(lambda: not ledger.unlinked_bytes)
             assert ledger.cached_bytes == 0
 
@@ -106,7 +106,7 @@ def test_a_lookup_that_a_lost_tier_prevents_leaves_no_entry(tmp_path: Path) -> N
         async with rig.worker() as worker:
             one = only(worker)
             await fetch(worker, NAMESPACE, 1)
-            await until(lambda: not len(one._catalog))
+            await recorded(worker)
             opening = asyncio.create_task(
                 one._catalog.open(rig.space.origins[1], rig.content(1).key)
             )

@@ -13,7 +13,17 @@ import pytest
 from cachefs.core.jobs import TaskFile
 from cachefs.core.model import PAGE_BYTES
 from tests.services.loading import load_into
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run, until
+from tests.unit.worker.rig import (
+    MIB,
+    NAMESPACE,
+    Rig,
+    only,
+    open_reader,
+    read,
+    recorded,
+    run,
+    until,
+)
 from worker.cache.cache import Cache
 from worker.store.index import Index
 
@@ -42,13 +52,12 @@ def test_a_refused_record_costs_no_earlier_one(
         rig = Rig(tmp_path, 64 * MIB)
         rig.put(1, PAGES * PAGE_BYTES)
         async with rig.worker() as worker:
-            catalog = only(worker)._catalog
             await bring(worker, 0, 2)
-            await until(lambda: not len(catalog))
+            await recorded(worker)
             with monkeypatch.context() as patch:
                 patch.setattr(Index, "write", no_room)
                 await bring(worker, 2, 3)
-                await until(lambda: not len(catalog))
+                await recorded(worker)
             assert bits(rig, worker) == 0b11
             assert await read(worker, 1) == rig.data[1]
             ranges = [(offset, size) for _, offset, size in rig.origin.script.ranges]
@@ -96,9 +105,9 @@ def test_cached_pages_are_read_while_the_index_takes_no_record(
         rig = Rig(tmp_path, 64 * MIB)
         rig.put(1, PAGES * PAGE_BYTES)
         async with rig.worker() as worker:
-            catalog, ledger = only(worker)._catalog, only(worker).contents.ledger
+            ledger = only(worker).contents.ledger
             await bring(worker, 0, 1)
-            await until(lambda: not len(catalog))
+            await recorded(worker)
             name, cached_bytes = rig.name(1), ledger.cached_bytes
             fd = os.open(rig.tier / "files" / name[-2:] / name, os.O_RDWR)
             os.posix_fallocate(fd, 2 * PAGE_BYTES, PAGE_BYTES)

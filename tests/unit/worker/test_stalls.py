@@ -171,7 +171,7 @@ def test_loads_of_a_source_that_hangs_fail_and_those_of_others_go_on(tmp_path: P
             await asyncio.gather(*others)
             assert made.published() == {made.name(ino) for ino in good}
             source.go_on.set()
-            await rig.until(lambda: not len(only(worker)._catalog))
+            await rig.recorded(worker)
             assert only(worker).contents.ledger.reserved_bytes == 0
 
     try:
@@ -195,7 +195,7 @@ def test_a_load_into_a_tier_that_is_lost_ends(tmp_path: Path) -> None:
                 assert isinstance(ended, Unavailable)
             source.go_on.set()
             come_back(only(worker))
-            await rig.until(lambda: not len(only(worker)._catalog))
+            await rig.recorded(worker)
             for ino in inos:
                 assert await rig.read(worker, ino) == made.data[ino]
 
