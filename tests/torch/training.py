@@ -82,5 +82,8 @@ def kill(target: Any) -> None:
         tasks = Path("/proc/self/task").iterdir()
         children = [int(p) for task in tasks for p in (task / "children").read_text().split()]
         os.kill(max(children), signal.SIGKILL)
+        # Torch hears of the death by SIGCHLD, which comes before this returns: an epoch whose last
+        # batches are already here could end before it.
+        os.waitid(os.P_PID, max(children), os.WEXITED | os.WNOWAIT)
     elif target is not None:
         os.kill(int(target), signal.SIGKILL)
