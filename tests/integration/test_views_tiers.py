@@ -18,10 +18,11 @@ from master.namespace import Master
 from tests.integration.test_views import run
 from tests.integration.views_rig import INTERVAL_S, MIB, UFS, FakeKernel, KeptOrigin, Node
 from tests.unit.worker.rig import until
+from tests.unit.worker_tiers.rig import come_back, leave
 from worker.cache.cache import Cache
 from worker.cache.tier import Tier
 from worker.tier.config import WorkerConfig
-from worker.views import automatic, choice
+from worker.views import automatic, choice, views
 from worker.views.views import Views
 
 
@@ -135,5 +136,55 @@ def test_a_policy_covers_only_what_one_tier_has(
             await until(lambda: bool(mount.covers))
             assert mount.trees() == {b"train": await one.expected(b"train")}
             assert shown_in(tiers, tmp_path) == [16, 0]
+
+    run(script())
+
+
+def test_the_views_of_a_tier_that_was_replaced_unread_are_not_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "RETRY_S", 0.01)
+
+    async def script() -> None:
+        async with tiers_node(tmp_path, origin_of(1), 64, 64) as (one, tiers):
+            leave(tiers[1])
+            found = Views(one.cache.views, lambda ns: one.master, one.kernel)
+            reading = found._adopted[tiers[1].number]
+            await until(lambda: found._adopted[tiers[0].number].done())
+            assert not reading.done()
+            one.cache._tiers.running = tiers[:1]
+            await until(reading.done)
+            assert not found._unread
+            one.cache._tiers.running = tiers
+            await found.close()
+
+    run(script())
+
+
+def test_covers_of_a_tier_are_known_while_another_one_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(views, "ADOPT_WAIT_S", 0.05)
+
+    async def script() -> None:
+        async with tiers_node(tmp_path, origin_of(4), 64, 64) as (one, tiers):
+            mount = await one.mount()
+            assert (await one.freeze(b"train")).state == "covered"
+            await one.views.close()
+            leave(tiers[1])
+            found = one.views = mount.views = Views(
+                one.cache.views, lambda ns: one.master, one.kernel
+            )
+            for cover in mount.covers:
+                found.reported(mount, cover, covered=True, reason="")
+            await found.attached(one.namespace)
+            found.joined(mount)
+            await one.covered(b"train")
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+            await found.uncover_path(one.namespace, b"train", "test")
+            assert not mount.covers
+            assert "has not removed its cover" not in caplog.text
+            come_back(tiers[1])
+            await found.close()
 
     run(script())

@@ -1,7 +1,8 @@
 """The pins of frozen directories, which `Freeze` sets and `Thaw` removes.
 
-A master that dies may have set a pin whose reply is lost. Such a path is remembered: that pin is of
-the freeze that failed, not an operator's, and the next freeze or thaw of the path takes it over.
+A master that dies may have set a pin whose reply is lost, or not removed one. Such a path is
+remembered: that pin is of the freeze that failed, not an operator's, and the next freeze or thaw of
+the path takes it over.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ class ViewPins:
         try:
             await service.set_policy(path, Policy(pin=True), ())
         except CacheFSError as err:
-            if err.retryable and len(self._unsure) < MOST_UNSURE:
-                self._unsure.add(key)
+            if err.retryable:
+                self.disown(service, path)
                 err.remedy = f"freeze it again, or thaw it: {shown(path)} may be pinned"
             raise
         self._unsure.discard(key)
         return True
 
+    def disown(self, service: MetadataService, path: bytes) -> None:
+        """Notes that no freeze has the pin of a path: the next freeze or thaw takes it over."""
+        if len(self._unsure) < MOST_UNSURE:
+            self._unsure.add((service.namespace, path))
+
     async def unpin(self, service: MetadataService, path: bytes) -> None:
-        """Removes the pin. Raises what the service raises."""
+        """Removes the pin. Raises what the service raises: the next thaw tries it again."""
+        self.disown(service, path)
         if isinstance(service, PolicyService):
             await service.set_policy(path, Policy(), ("pin",))
         self._unsure.discard((service.namespace, path))

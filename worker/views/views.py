@@ -79,7 +79,8 @@ class Views:
         self._hosts: list[CoverHost] = []
         self._events: dict[NamespaceId, NamespaceEvents] = {}
         self._adopted: dict[int, asyncio.Task[None]] = {}  # by the number of the tier
-        self._reports: list[_Report] = []  # of covers, which arrived before the views were found
+        self._unread: set[int] = set()  # numbers of tiers whose views were not found yet
+        self._reports: list[_Report] = []  # of unknown covers, which may be of these
         self._tasks = Tasks()
         self._freezing = asyncio.Lock()
         self._pins = ViewPins()
@@ -101,6 +102,7 @@ class Views:
         running = self._cache.tiers()
         for tier in running:
             if tier.number not in self._adopted:
+                self._unread.add(tier.number)
                 self._adopted[tier.number] = self._tasks.start(self._adopt(tier))
         for view in [*self._views]:
             if view.tier not in running:
@@ -111,21 +113,23 @@ class Views:
     async def _adopt(self, tier: Tier) -> None:
         """Takes over the views that an earlier process left in a tier."""
         tier.views.guard(TierGuard(self, tier))
-        while True:
-            try:
-                records = await tier.views.records()
-                break
-            except OSError as err:
-                log.warning("views of %s cannot be read: %s", tier.spec.path, err)
-            await asyncio.sleep(RETRY_S)
-        for number, record in records.items():
+        for number, record in (await self._records_of(tier)).items():
             if record.thawed:
                 tier.views.removals.start(number, record, self._cache.clocks.wall())
             else:
                 self._add(View(self._cache, self._mounts, tier, number, record))
-        others = {*self._adopted.values()} - {asyncio.current_task()}
-        if all(task.done() for task in others):
-            self._take_reports()
+        self._unread.discard(tier.number)
+        self._take_reports(also_unknown=False)
+
+    async def _records_of(self, tier: Tier) -> dict[int, ViewRecord]:
+        """Returns the records of a tier's views; none if another tier has taken its place."""
+        while tier in self._cache.tiers():
+            try:
+                return await tier.views.records()
+            except OSError as err:
+                log.warning("views of %s cannot be read: %s", tier.spec.path, err)
+            await asyncio.sleep(RETRY_S)
+        return {}
 
     def _add(self, view: View) -> None:
         self._views.append(view)
@@ -206,7 +210,7 @@ class Views:
         if self._adopted:
             await asyncio.wait(self._adopted.values(), timeout=ADOPT_WAIT_S)
         self._follow(namespace)
-        self._take_reports()
+        self._take_reports(also_unknown=True)
         views = self._of(namespace)
         for view in views:
             self._start(view)
@@ -236,15 +240,18 @@ class Views:
 
     def reported(self, host: CoverHost, cover: int, *, covered: bool, reason: str) -> None:
         """Takes a client's report about a cover, also before the client has attached."""
-        if self._reports or not all(task.done() for task in self._adopted.values()):
-            self._reports.append(_Report(host, cover, covered, reason))
+        is_known = any(view.covers.number == cover for view in self._views)
+        if is_known or not self._unread:
+            self._take_report(host, cover, covered=covered, reason=reason)
         else:
-            self._take_report(host, cover, covered=covered, reason=reason)
+            self._reports.append(_Report(host, cover, covered, reason))
 
-    def _take_reports(self) -> None:
+    def _take_reports(self, *, also_unknown: bool) -> None:
+        """Takes what was reported. `also_unknown`: covers of views that were not found go."""
         reports, self._reports = self._reports, []
+        take = self._take_report if also_unknown else self.reported
         for host, cover, covered, reason in reports:
-            self._take_report(host, cover, covered=covered, reason=reason)
+            take(host, cover, covered=covered, reason=reason)
 
     def _take_report(self, host: CoverHost, cover: int, *, covered: bool, reason: str) -> None:
         for view in self._views:
@@ -323,10 +330,14 @@ class Views:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
         tier = await self._tier_for(service, path)
         pinned = await self._pins.pin(service, path)
-        for view in near:
-            pinned = view.record.pinned or pinned
-            await self._thaw(view)
-        return await self._make(namespace, path, tier, pinned=pinned)
+        try:
+            for view in near:
+                await self._thaw_pinned(service, view)
+            return await self._make(namespace, path, tier, pinned=pinned)
+        except CacheFSError:
+            if pinned:
+                self._pins.disown(service, path)
+            raise
 
     async def _make(
         self,
@@ -405,9 +416,13 @@ class Views:
                     path=shown(path),
                     remedy=f"cachefs policy set {quote(shown(path))} view=never",
                 )
-            await self._thaw(found[0])
-            if found[0].record.pinned:
-                await self._pins.unpin(self._service(namespace), path)
+            await self._thaw_pinned(self._service(namespace), found[0])
+
+    async def _thaw_pinned(self, service: MetadataService, view: View) -> None:
+        """Thaws a view, and removes the pin that its freeze has set."""
+        await self._thaw(view)
+        if view.record.pinned:
+            await self._pins.unpin(service, view.path)
 
     async def _thaw(self, view: View) -> None:
         run = self._runs.pop(view, None)

@@ -1,0 +1,85 @@
+"""The pins of frozen directories over a real master: whose they are, and when they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.core.errors import Unavailable, Unreachable
+from cachefs.core.policies import Policy
+from tests.integration.test_views import origin_with, run
+from tests.integration.views_rig import Node, node
+
+
+async def pinned(one: Node, path: bytes) -> bool:
+    """Returns whether a path itself is pinned, not only one above it."""
+    return bool((await one.master.policies_at(path)).said.pin)
+
+
+def test_a_freeze_above_a_frozen_directory_ends_the_pin_of_that(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train/c0")
+            await one.freeze(b"train")
+            assert (await pinned(one, b"train"), await pinned(one, b"train/c0")) == (True, False)
+            await one.views.thaw(one.namespace, b"train")
+            assert not await pinned(one, b"train")
+
+    run(script())
+
+
+def test_an_operators_pin_stays_over_a_freeze_above_a_frozen_directory(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train/c0")
+            await one.master.set_policy(b"train", Policy(pin=True), ())
+            await one.freeze(b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert (await pinned(one, b"train"), await pinned(one, b"train/c0")) == (True, False)
+
+    run(script())
+
+
+def test_the_pin_of_a_freeze_that_the_disk_refuses_goes_with_the_next_thaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            with monkeypatch.context() as patch:
+                patch.setattr(one.tier.views, "make", fails)
+                with pytest.raises(Unavailable):
+                    await one.freeze(b"train")
+            assert await pinned(one, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert not await pinned(one, b"train")
+
+    run(script())
+
+
+def test_a_thaw_without_an_answer_of_the_master_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: Any) -> None:
+        raise Unreachable("the master is away")
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train")
+            with monkeypatch.context() as patch:
+                patch.setattr(one.master, "set_policy", silent)
+                with pytest.raises(Unreachable):
+                    await one.views.thaw(one.namespace, b"train")
+            assert await pinned(one, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert not await pinned(one, b"train")
+
+    run(script())
