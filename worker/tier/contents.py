@@ -219,8 +219,9 @@ class Contents:
         self.ledger.cached_bytes -= size_bytes
 
     def charge(self, key: bytes, size_bytes: int, bounds: Bounds) -> None:
-        """Charges the cached bytes of a content to quotas, in place of its promised bytes."""
-        self.charges.put(key, bounds, size_bytes)
+        """Charges the cached bytes of a content to quotas, in place of its promised bytes. Charges
+        nothing for a content without a record: it may have been removed since it was read."""
+        self.charges.put(key, bounds if key in self.order else (), size_bytes)
 
     def settle_charges(self, keys: Sequence[bytes]) -> None:
         """Ends the promised charges of contents."""

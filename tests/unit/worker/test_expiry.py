@@ -286,3 +286,32 @@ def test_rules_that_a_late_disk_left_unknown_are_asked_for_again(
             assert rig.published() == set()
 
     run(script())
+
+
+def test_what_is_evicted_while_its_rule_is_asked_for_counts_against_no_quota(
+    tmp_path: Path,
+) -> None:
+    """Nothing would ever end the charge: the content is not there."""
+
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        answer = space.rules_of
+        async with rig.worker() as worker:
+            one, going = only(worker), [1, 2]
+
+            async def rules_of(contents: Sequence[ContentId]) -> list[Rule]:
+                if going:
+                    await worker.free([rig.content(going.pop())])
+                return await answer(contents)
+
+            space.rules_of = rules_of  # type: ignore[method-assign]
+            for ino in (1, 2, 3):
+                space.say(ino, quotas=((b"dir", 100_000_000),))
+                await fetch(worker, NAMESPACE, ino)
+            for _ in range(3):  # of what is new, and of everything after a change
+                space.policy_version += 1
+                await one.expirer.tick()
+            assert not going
+            assert one.contents.charges.used() == {b"dir": allocation(SIZE)}
+
+    run(script())
