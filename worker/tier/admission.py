@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 BATCH_FILES: Final = 64
 MOST_ROUNDS: Final = 64  # of one eviction, and
 MOST_ROUNDS_S: Final = 0.4  # then no further round begins: others wait for the lock
-ORDER_WAIT_S: Final = 30.0
+ORDER_WAIT_S: Final = 10.0  # then who needs room does without, within its own deadline
 NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
 MOST_PAUSE_S: Final = 60.0  # between looks at what may go of a cache above its limit
@@ -79,6 +79,7 @@ class Admission:
         self._catalog = catalog
         self._leftovers = leftovers
         self._one_at_a_time = asyncio.Lock()
+        self._one_load = asyncio.Lock()  # of loads that make room thoroughly
         self._named: list[tuple[bytes, int]] = []  # candidates left over, and their last use
         self._oldest_use_s = 0
         self._oldest_known_at_s = float("-inf")
@@ -110,6 +111,8 @@ class Admission:
             self._contents.guard.want_room(replaces=verdict is Verdict.MAKE_ROOM)
         if verdict is Verdict.REFUSE or self._context.monotonic() < self._nothing_until_s:
             return self._refuse()
+        if not await self._knows_order():
+            return self._refuse()
         async with self._one_at_a_time:
             writable = self._is_writable()
             return writable and await self._reserve_by_evicting(size_bytes, entry)
@@ -135,9 +138,17 @@ class Admission:
             raise OverQuota(full)
         if self._take(size_bytes, entry):
             return
-        async with self._one_at_a_time:
+        if not await self._knows_order():
+            raise Unavailable("the index of the cache is still being read")
+        async with self._one_load:
             self._check_writable()
             await self._reserve_for_load(size_bytes, entry)
+
+    async def _knows_order(self) -> bool:
+        """Waits until the eviction order is loaded, for `ORDER_WAIT_S`. Returns whether it is."""
+        with contextlib.suppress(TimeoutError):
+            await within(self.order_loaded.wait(), ORDER_WAIT_S)
+        return self.order_loaded.is_set()
 
     def _is_writable(self) -> bool:
         return self._disk.health.writable(self._context.monotonic())
@@ -149,8 +160,6 @@ class Admission:
     async def _reserve_for_load(self, size_bytes: int, entry: SpaceRequest) -> None:
         ledger, monotonic = self._contents.ledger, self._context.clocks.monotonic
         self._leftovers.check(urgent=True)
-        if not self.order_loaded.is_set():
-            await within(self.order_loaded.wait(), ORDER_WAIT_S)
         unanswered = self._unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
@@ -200,8 +209,6 @@ class Admission:
 
     async def _reserve_by_evicting(self, size_bytes: int, entry: SpaceRequest | None) -> bool:
         self._leftovers.check(urgent=True)
-        if not self.order_loaded.is_set():
-            await within(self.order_loaded.wait(), ORDER_WAIT_S)
         has_tried = False
         for may_take_copies in (True, False):  # too few copies are no reason not to look further
             verdict = self._judge(size_bytes, entry, may_take_copies=may_take_copies)
@@ -369,14 +376,16 @@ class Admission:
         batch = BATCH_FILES
         most_looks = 2 * len(self._contents.order) + 2 * MOST_SKIPPED  # each, also past its mark
         while most_looks > 0 and self._context.monotonic() < until_s:
-            short_bytes = need_bytes - self._contents.ledger.free_for_files
-            if short_bytes <= 0 or not self._disk.health.in_service:
-                return
-            keys = self._candidates(NEVER_S, batch)
-            most_looks -= len(keys) or MOST_SKIPPED
+            async with self._one_at_a_time:  # readers need room, too, between two batches
+                short_bytes = need_bytes - self._contents.ledger.free_for_files
+                if short_bytes <= 0 or not self._disk.health.in_service:
+                    return
+                keys = self._candidates(NEVER_S, batch)
+                most_looks -= len(keys) or MOST_SKIPPED
+                going = await self._evict_permitted(keys, short_bytes, "space") if keys else 0
             if not keys:
                 await asyncio.sleep(0)
-            elif 4 * await self._evict_permitted(keys, short_bytes, "space") < len(keys):
+            elif 4 * going < len(keys):
                 batch = min(2 * batch, MOST_ASKED)
 
     async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
