@@ -82,7 +82,7 @@ class Catalog:
             if not self.is_absent(key):
                 return None
             entry = self._live[key] = Entry(origin, key, State.EMPTY)
-        elif entry.looking is not None or key in self._fences:
+        elif entry.looking is not None or entry.detached or key in self._fences:
             return None
         entry.users += 1
         return entry
@@ -94,8 +94,8 @@ class Catalog:
             if not await self._ended([fence]):
                 return stray(origin, key)
         entry = self._live.get(key)
-        if entry is None:
-            entry = self._new(origin, key)
+        if entry is None or (entry.detached and self._disk.health.in_service):
+            entry = self._new(origin, key)  # the other one is from before the disk answered again
         elif entry.origin.rule != origin.rule:
             entry.origin = origin  # policies say something else by now
         entry.users += 1

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from cachefs.core.model import PAGE_BYTES
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, recorded, run, until
+from tests.unit.worker.rig import (
+    MIB,
+    NAMESPACE,
+    Rig,
+    only,
+    open_reader,
+    read,
+    recorded,
+    run,
+    until,
+)
 from tests.unit.worker_tiers.rig import come_back, leave
 from worker.cache.cache import Cache
 from worker.cache.grants import Grant
@@ -117,5 +127,34 @@ def test_a_lookup_that_a_lost_tier_prevents_leaves_no_entry(tmp_path: Path) -> N
             come_back(one)
             assert await read(worker, 1) == rig.data[1]
             assert rig.origin.script.body_bytes == SMALL
+
+    run(script())
+
+
+def test_a_file_that_is_open_since_a_lost_tier_is_read_from_the_tier_that_is_back(
+    tmp_path: Path,
+) -> None:
+    """The handle of that time goes on past the tier: it kept all others from the cache."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.put(1, 12 * MIB)
+        async with rig.worker() as worker:
+            one = only(worker)
+            await fetch(worker, NAMESPACE, 1)
+            await recorded(worker)
+            leave(one)
+            first = await open_reader(worker, 1)
+            assert await first.at(0, MIB) == rig.data[1][:MIB]
+            come_back(one)
+            before = rig.origin.script.body_bytes
+            assert await read(worker, 1) == rig.data[1]
+            assert rig.origin.script.body_bytes == before
+            assert await first.at(0, 12 * MIB) == rig.data[1]
+            first.close()
+            await worker.free([rig.content(1)])
+            await until(lambda: not len(one._catalog))
+            one.contents.ledger.check_invariants()
+            assert one.contents.ledger.cached_bytes == 0
 
     run(script())
