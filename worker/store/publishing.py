@@ -18,9 +18,3 @@ def publish_trusted(tier: TierDirectory, name: str, epoch: int) -> bool:
         return True
     tier.unpublish(name)
     return False
-
-
-def publish_again(tier: TierDirectory, name: str) -> bool:
-    """Calls `publish_trusted` with the epoch in the index; returns False if there is none."""
-    record = tier.index.get(bytes.fromhex(name))
-    return record is not None and publish_trusted(tier, name, record.epoch)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from worker.store import filesystem
 from worker.store.changes import DropFile
 from worker.store.directory import TierDirectory
-from worker.store.publishing import publish_again
+from worker.store.publishing import publish_trusted
+from worker.store.records import FileRecord
 from worker.store.writer import Writer
 
 LEASE_LOOKS: Final = 200  # `is_unused` in another thread holds a lease for a moment
@@ -55,34 +56,40 @@ def evict(
     may_go_on: MayGoOn,
 ) -> Evicted:
     """Evicts files of `names`, in order, until `need_bytes` are free or `may_go_on` (the master's
-    permission) returns False. Raises OSError if the commit fails; the files are then published
-    again, unless their records are distrusted."""
+    permission) returns False. Raises OSError if a file cannot be looked at, or the commit fails;
+    the files are then published again, unless their records are distrusted."""
     result = Evicted()
-    victims: dict[str, tuple[int, bool]] = {}
-    for name in names:
-        if need_bytes <= 0 or not may_go_on():
-            break
-        published = tier.unpublish(name)
-        if is_busy(tier, name):
-            result.busy.append(name)
-            if published:
-                publish_again(tier, name)
-            continue
-        record = tier.index.get(bytes.fromhex(name))
-        size_bytes = record.allocated_bytes if record is not None else 0
-        victims[name] = (size_bytes, published)
-        need_bytes -= size_bytes
+    victims: dict[str, FileRecord | None] = {}
+    published: set[str] = set()
     try:
+        for name in names:
+            if need_bytes <= 0 or not may_go_on():
+                break
+            record = victims[name] = tier.index.get(bytes.fromhex(name))
+            if tier.unpublish(name):
+                published.add(name)
+            if is_busy(tier, name):
+                result.busy.append(name)
+                _publish_again(tier, {name: victims.pop(name)}, published)
+            elif record is not None:
+                need_bytes -= record.allocated_bytes
         writer.write([DropFile(bytes.fromhex(name)) for name in victims])
     except OSError:
-        for name, (_, published) in victims.items():
-            if published:
-                publish_again(tier, name)
+        _publish_again(tier, victims, published)
         raise
-    for name, (size_bytes, _) in victims.items():
+    for name, record in victims.items():
         tier.unlink(name)
-        result.gone[name] = size_bytes
+        result.gone[name] = record.allocated_bytes if record is not None else 0
     return result
+
+
+def _publish_again(
+    tier: TierDirectory, records: Mapping[str, FileRecord | None], published: Collection[str]
+) -> None:
+    """Publishes those files that were published before."""
+    for name, record in records.items():
+        if record is not None and name in published:
+            publish_trusted(tier, name, record.epoch)
 
 
 def is_busy(tier: TierDirectory, name: str) -> bool:
@@ -131,10 +138,10 @@ class _Removal:
     """A file that is being removed: unpublished, and held by a descriptor."""
 
     def __init__(self, tier: TierDirectory, name: str) -> None:
-        tier.unpublish(name)
-        self._fd = _open(tier, name)
         record = tier.index.get(bytes.fromhex(name))
         self._recorded_bytes = record.allocated_bytes if record is not None else 0
+        tier.unpublish(name)
+        self._fd = _open(tier, name)  # the last: nobody would close it
 
     def unlink(self, tier: TierDirectory, name: str) -> Dropped:
         dropped = Dropped(self._recorded_bytes)

@@ -205,6 +205,40 @@ def test_eviction_takes_what_nobody_has(shelf: Shelf) -> None:
     assert (totals.files, totals.allocated_bytes) == (4, 4 * 102_400)
 
 
+def test_an_eviction_that_cannot_look_at_a_file_leaves_all_published(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [shelf.put(number) for number in range(3)]
+    right = TierDirectory.open_file
+
+    def open_file(tier: TierDirectory, name: str, flags: int) -> int | None:
+        if name == names[1]:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return right(tier, name, flags)
+
+    monkeypatch.setattr(TierDirectory, "open_file", open_file)
+    with pytest.raises(OSError, match="Too many open files"):
+        evict(shelf.tier, shelf.writer, names, 100 * SIZE, lambda: True)
+    assert {*os.listdir(shelf.tier.pub_fd)} == {*names}
+    assert shelf.tier.index.totals().files == 3
+
+
+def test_a_drop_without_an_answer_of_the_index_leaves_no_descriptor(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = shelf.put(1)
+
+    def fails(key: bytes) -> None:
+        raise OSError(errno.EIO, "the index cannot be read")
+
+    monkeypatch.setattr(shelf.tier.index, "get", fails)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="cannot be read"):
+        drop(shelf.tier, shelf.writer, [name])
+    assert os.listdir("/proc/self/fd") == before
+    assert os.listdir(shelf.tier.pub_fd) == [name]
+
+
 def test_eviction_ends_with_its_permission(shelf: Shelf) -> None:
     names = [shelf.put(number) for number in range(4)]
     answers = iter([True, True, False])
