@@ -9,6 +9,7 @@ its disk, until the last one is released. All methods belong to one event loop.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -262,9 +263,9 @@ class Cache:
 
     async def ownership_changed(self) -> None:
         """Makes contents that this node no longer owns the first to be evicted. It takes a while
-        with many files, and may run twice at once."""
-        for tier in [*self._tiers.running]:
-            await tier.housekeeping.ask_owners()
+        with many files, and may run twice at once. A tier whose disk fails does so later."""
+        running = self._tiers.running
+        await asyncio.gather(*(tier.housekeeping.ownership_changed() for tier in running))
 
     async def close(self) -> None:
         """Ends all fills, commits what is complete, gives the directories back. Idempotent."""

@@ -63,6 +63,7 @@ class Housekeeping:
         self._commits_at_sync = -1 if self._disk.directory.has_unsynced else 0
         self._failed_commits_at_sync = 0
         self._scratch_fills_at_sync = 0
+        self._other_owners = False  # they are not applied to all contents yet
         self._synced_at_s = self._index_kept_at_s = self._context.monotonic()
 
     def read(self, key: bytes) -> None:
@@ -122,6 +123,8 @@ class Housekeeping:
         await self._space.shrink()
         count_memory(self._context, self._disk, self._contents, self._catalog)
         self.write_released()
+        if self._other_owners:
+            await self.ownership_changed()
         now = self._context.monotonic()
         failed = self._disk.writer.failed_commits != self._failed_commits_at_sync
         if failed or now - self._synced_at_s >= self._context.config.sync_interval_s:
@@ -195,6 +198,15 @@ class Housekeeping:
             if len(batch) < SCAN_FILES:
                 return
             after = batch[-1][0]
+
+    async def ownership_changed(self) -> None:
+        """Applies a change of ownership; again at the next tick if the disk fails."""
+        self._other_owners = False
+        try:
+            await self.ask_owners()
+        except OSError as err:
+            self._other_owners = True
+            self._catalog.disk_fault(err)
 
     async def ask_owners(self) -> None:
         """Applies a change of ownership: contents that this node does not own are evicted first
