@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachefs.core.cluster import Had
 from worker.cache.peer_reads import Pages, with_replicas
 from worker.store.holdings import Holding, merge_holdings
+from worker.tier.disk import no_answer
 
 if TYPE_CHECKING:
     from cachefs.core.model import NamespaceId, Origin
@@ -75,8 +76,12 @@ class CacheServing:
             return await tier.serving.bring(origin, first, end, peers_only=peers_only)
 
     async def bits(self, key: bytes) -> int:
-        """Returns the bitmap of the cached pages, as far as the tiers answer."""
-        return (await self.cached_pages(key)).bits
+        """Returns the bitmap of the cached pages. Raises OSError where a tier that may have some
+        gives no answer."""
+        pages = await self.cached_pages(key)
+        if not pages.is_certain:
+            raise no_answer()
+        return pages.bits
 
     async def cached_pages(self, key: bytes) -> CachedPages:
         """Returns the cached pages. What tiers out of service have is unknown."""
@@ -100,10 +105,18 @@ class CacheServing:
         found = [await tier.serving.doubt(key, pages) for tier in self._having(key)]
         return any(found)
 
-    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+    async def holdings(
+        self, after: bytes, limit: int, *, leaves_out_silent: bool = False
+    ) -> tuple[Holding, ...]:
         """Returns what is cached, in key order, of keys greater than `after`; fewer than `limit`:
-        that was all. Raises OSError."""
-        of_tiers = [await t.serving.holdings(after, limit) for t in self._tiers.in_service()]
+        that was all. Raises OSError where a tier gives no answer, unless these are left out."""
+        of_tiers = []
+        for tier in self._tiers.running:
+            try:
+                of_tiers.append(await tier.serving.holdings(after, limit))
+            except OSError:
+                if not leaves_out_silent:
+                    raise
         return with_replicas(merge_holdings(of_tiers, limit), self._replicas_of)
 
     def _replicas_of(self, key: bytes) -> int:

@@ -127,11 +127,13 @@ class PagesFetched:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Lists up to `limit` contents cached here, in key order, with keys greater than `after`."""
+    """Lists up to `limit` contents cached here, in key order, with keys greater than `after`.
+    `leaves_out_silent`: without those of disks that give no answer."""
 
     epoch: int
     after: bytes
     limit: int
+    leaves_out_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

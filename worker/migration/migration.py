@@ -20,6 +20,7 @@ from cachefs.core.errors import (
     NotFound,
     ProtocolError,
     Stale,
+    Unavailable,
 )
 from cachefs.core.messages import Done, Failure, error_of
 from cachefs.core.model import ContentId, NamespaceId, Origin
@@ -48,11 +49,15 @@ AskPeer = Callable[[str, Have | Offer], Awaitable[PeerAnswer]]  # (url, call)
 class CachedBlocks(Protocol):
     """The node's cache, as migration calls it."""
 
-    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
-        """Returns up to `limit` contents with keys after `after`, in order. Raises OSError."""
+    async def holdings(
+        self, after: bytes, limit: int, *, leaves_out_silent: bool = False
+    ) -> tuple[Holding, ...]:
+        """Returns up to `limit` contents with keys after `after`, in order. Raises OSError where a
+        disk gives no answer, unless such disks are left out."""
 
     async def bits(self, key: bytes) -> int:
-        """Returns the bitmap of the cached pages of a content."""
+        """Returns the bitmap of the cached pages of a content. Raises OSError where a disk that may
+        have some gives no answer."""
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
@@ -208,12 +213,18 @@ class Migration:
                 for key, (size_bytes, replicas) in fresh.items()
             ]
             self._handle(e.Filled(tuple(found)))
+        except OSError as err:
+            log.debug("new pages are found by a scan: %s", err)
+            self.owners_changed()
         finally:
             self._is_reporting = False
 
     async def _scan(self, scan: e.Scan) -> None:
         try:
-            found = await self._within(SCAN_S, self._cache.holdings(scan.after, scan.limit))
+            holdings = self._cache.holdings(
+                scan.after, scan.limit, leaves_out_silent=scan.leaves_out_silent
+            )
+            found = await self._within(SCAN_S, holdings)
         except (OSError, CacheFSError) as err:
             log.warning("cannot read the index, migration waits and retries: %s", err)
             return self._handle(e.Scanned(scan.epoch, (), b"", failed=True))
@@ -229,10 +240,13 @@ class Migration:
         self._handle(e.HaveReplied(ask.epoch, ask.peer.id, pages))
 
     async def _pages_of(self, url: str, contents: tuple[bytes, ...]) -> dict[bytes, int]:
-        """Returns the page bitmaps that a peer has. Raises the peer's or the network's failure."""
+        """Returns the page bitmaps that a peer has. Raises the peer's or the network's failure, and
+        Unavailable where a disk of the peer gives no answer."""
         answer = await self._call(url, Have([*contents]))
         if not isinstance(answer, Had) or len(answer.pages) != len(contents):
             raise ProtocolError("the peer's reply does not match the Have request")
+        if answer.incomplete:
+            raise Unavailable("a disk of the peer gives no answer")
         bitmaps = (int.from_bytes(data, "little") for data in answer.pages)
         return dict(zip(contents, bitmaps, strict=True))
 
@@ -287,8 +301,8 @@ class Migration:
             pages = {
                 key: bits & ~await self._cache.bits(key) for key, bits in theirs.items() if bits
             }
-        except CacheFSError as err:
-            log.debug("worker %s: %s", look.giver[:8], err.one_line())
+        except (CacheFSError, OSError) as err:
+            log.debug("worker %s: %s", look.giver[:8], err)
         self._handle(e.PagesCompared(look.epoch, look.giver, pages))
 
     async def _bring(self, bring: e.Bring) -> None:

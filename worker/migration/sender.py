@@ -8,7 +8,8 @@ filled block to the other replicas; when the replica count grows, it offers all 
 The sender first requests the receiver's page bitmaps and offers the missing pages, in batches and
 at a bounded rate. It repeats this until the receiver has all. So no state is needed to recover from
 a restarted receiver, a lost offer or a lost reply. A receiver that makes no progress for
-`GIVE_UP_S`, or has no space, is given up: its blocks stay here as copies, and reads fetch them.
+`GIVE_UP_S`, or has no space, is given up: its blocks stay here as copies, and reads fetch them. So
+is a disk of this worker that gives no answer to the scan for so long.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ GIVE_UP_S: Final = 120.0  # without progress
 PATIENT_OFFERS: Final = 45  # accepted offers of a block that count as progress: it may be queued
 FULL_S: Final = 30.0  # a receiver without space gets no offers
 MOST_BACKOFF_S: Final = 10.0
+NEVER_S: Final = float("inf")
 
 OwnersOf = Callable[[int, int, int], list[Member]]  # ino, block, replicas
 
@@ -108,6 +110,8 @@ class MigrationSender:
         self._after: bytes | None = None  # the scan continues after this key; None: no scan
         self._scanning = False
         self._next_scan_s = 0.0
+        self._failing_since_s = NEVER_S  # the reads of the index, since one that did not fail
+        self._leaves_out_silent = False  # this scan: a disk gave no answer for too long
         self._waited = 0  # the moves of `blocks` that delay `settled`
         self._for_view = False  # the scan is for a membership change
         self._for_replicas = False  # the scan is for the other replicas
@@ -149,6 +153,7 @@ class MigrationSender:
         self._after = b"" if self._for_view or self._for_replicas else None
         self._scanning = False
         self._next_scan_s = now_s + SCAN_AFTER_S
+        self._failing_since_s, self._leaves_out_silent = NEVER_S, False
 
     def _new_addresses(self, view: View) -> list[e.Action]:
         """Adopts a view with the same members, some of them perhaps at other URLs."""
@@ -166,7 +171,10 @@ class MigrationSender:
         self._scanning = False
         if event.failed:
             self._next_scan_s = now_s + SCAN_PAUSE_S
+            self._failing_since_s = min(self._failing_since_s, now_s)
+            self._leaves_out_silent |= now_s - self._failing_since_s >= GIVE_UP_S
             return []
+        self._failing_since_s = NEVER_S
         for holding in event.holdings:
             self._look_at(holding, now_s, self._heirs)
         self._after = event.after or None
@@ -241,7 +249,7 @@ class MigrationSender:
         if self._scanning or now_s < self._next_scan_s or self.blocks >= WINDOW_BLOCKS:
             return []
         self._scanning = True
-        return [e.Scan(self._epoch, self._after, SCAN_CONTENTS)]
+        return [e.Scan(self._epoch, self._after, SCAN_CONTENTS, self._leaves_out_silent)]
 
     # ---- moves ----
 

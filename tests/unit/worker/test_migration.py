@@ -31,7 +31,14 @@ from worker.migration.events import (
     TimePassed,
     ViewReceived,
 )
-from worker.migration.sender import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
+from worker.migration.sender import (
+    GIVE_UP_S,
+    PATIENT_OFFERS,
+    REOFFER_S,
+    SCAN_CONTENTS,
+    SCAN_PAUSE_S,
+    WINDOW_BLOCKS,
+)
 from worker.runtime.rate import TokenBucket
 
 MIB = 1 << 20
@@ -504,6 +511,30 @@ def _change(fleet: Fleet, weights: dict[str, float], step: str) -> None:
     else:
         return
     fleet.members(*(member(id, weight) for id, weight in weights.items()))
+
+
+def test_a_disk_without_answers_is_left_out_of_the_scan_in_the_end() -> None:
+    """Until then nothing is settled: the new owners look for its blocks here."""
+    giver = MigrationDecisions("a")
+    giver.handle(ViewReceived(View(1, (member("b"),), (member("a"),))), 0.0)
+    now_s, scans = 0.0, list[Scan]()
+    while not scans or not scans[-1].leaves_out_silent:
+        now_s += SCAN_PAUSE_S
+        actions = giver.handle(TimePassed(), now_s)
+        scans += [action for action in actions if isinstance(action, Scan)]
+        giver.handle(Scanned(1, (), b"", failed=True), now_s)
+        giver.check_invariants()
+        assert giver.settled == 0
+    assert GIVE_UP_S <= now_s <= GIVE_UP_S + 3 * SCAN_PAUSE_S
+    (scan,) = giver.handle(TimePassed(), now_s + SCAN_PAUSE_S)
+    assert scan == Scan(1, b"", SCAN_CONTENTS, leaves_out_silent=True)
+    (scan,) = giver.handle(Scanned(1, (), b"k"), now_s + SCAN_PAUSE_S)
+    assert scan == Scan(1, b"k", SCAN_CONTENTS, leaves_out_silent=True), "also the rest of it"
+    giver.handle(Scanned(1, (), b""), now_s + SCAN_PAUSE_S)
+    assert giver.settled == 1
+    giver.handle(ViewReceived(View(2, (member("c"),), (member("b"),))), now_s)
+    (scan,) = giver.handle(TimePassed(), now_s + SCAN_PAUSE_S)
+    assert scan == Scan(2, b"", SCAN_CONTENTS)
 
 
 def test_a_bucket_owes_what_was_charged_too_much() -> None:

@@ -18,6 +18,7 @@ from tests.services.loading import fetch
 from tests.unit.worker.rig import Rig, open_reader
 from worker.migration.migration import Migration
 from worker.store.holdings import Holding, merge_holdings
+from worker.tier.disk import no_answer
 
 NAMESPACE = NamespaceId(b"n" * 16)
 SIZE = 2 * PAGE_BYTES + 9
@@ -41,6 +42,10 @@ class Node:
         self.asked: list[object] = []
         self.url = f"http://{id}:1"
         self.inos_gone: set[int] = set()
+        self.is_silent = False  # its disk: what it has is not known
+        self.reported = False  # that it is silent
+        self.replicas = 1
+        self.brought: list[bytes] = []
         nodes[self.url] = self
         self.migration = Migration(
             id,
@@ -67,18 +72,24 @@ class Node:
             raise Unreachable(url)
         peer.asked.append(call)
         if isinstance(call, c.Have):
-            bits = [peer.bits_of.get(key, 0) for key in call.contents]
-            return c.Had([one.to_bytes(64, "little") for one in bits])
+            known = {} if peer.is_silent else peer.bits_of
+            bits = [known.get(key, 0) for key in call.contents]
+            return c.Had([one.to_bytes(64, "little") for one in bits], peer.is_silent)
         try:
             return peer.migration.offered(call)
         except CacheFSError as err:
             return failure_of(err)
 
-    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+    async def holdings(
+        self, after: bytes, limit: int, *, leaves_out_silent: bool = False
+    ) -> tuple[Holding, ...]:
         keys = sorted(key for key in self.bits_of if key > after)[:limit]
-        return tuple(Holding(key, SIZE, self.bits_of[key]) for key in keys)
+        return tuple(Holding(key, SIZE, self.bits_of[key], self.replicas) for key in keys)
 
     async def bits(self, key: bytes) -> int:
+        if self.is_silent:
+            self.reported = True
+            raise no_answer()
         return self.bits_of.get(key, 0)
 
     async def bring(
@@ -88,6 +99,7 @@ class Node:
         if self.room < SIZE:
             return 0
         key = content(ino).key
+        self.brought.append(key)
         others = (node.bits_of.get(key, 0) for node in self.nodes.values() if node is not self)
         here = self.bits_of.get(key, 0)
         for bits in others:
@@ -282,6 +294,56 @@ def test_what_comes_to_the_first_of_two_owners_goes_to_the_second() -> None:
         assert second.bits_of == first.bits_of
         offers = [call for call in second.asked if isinstance(call, c.Offer)]
         assert all(offer.replicas == [2] * len(offer.blocks) for offer in offers)
+        await end(tasks)
+
+    run(script)
+
+
+def test_what_a_silent_disk_has_is_neither_offered_nor_taken_again() -> None:
+    async def script(nodes: dict[str, Node]) -> None:
+        old, new = Node("a", nodes), Node("b", nodes)
+        key = content(7).key
+        old.bits_of[key] = new.bits_of[key] = ALL
+        new.is_silent = True
+        tasks = await running(old, new)
+        for node in (old, new):
+            node.migration.on_view(view(1, "b"))
+        while len(new.asked) < 3:
+            await asyncio.sleep(0)
+        assert {type(call) for call in new.asked} == {c.Have}
+        new.migration.offered(c.Offer("a", old.url, 1, [(key, 0)]))
+        while not old.asked:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert new.brought == []
+        new.is_silent = False
+        await asyncio.gather(old.settled.wait(), new.settled.wait())
+        assert new.brought == []
+        await end(tasks)
+
+    run(script)
+
+
+def test_new_pages_that_a_silent_disk_does_not_show_reach_the_second_owner_later() -> None:
+    async def script(nodes: dict[str, Node]) -> None:
+        first, second = Node("a", nodes), Node("b", nodes)
+        tasks = await running(first, second)
+        seen = view(3, "a", "b")
+        for node in (first, second):
+            node.migration.on_view(seen)
+        await asyncio.gather(first.settled.wait(), second.settled.wait())
+        owners = Placement(seen.members)
+        ino = next(ino for ino in range(2, 60) if owners.owners(ino, 0)[0].id == "a")
+        key = content(ino).key
+        first.is_silent, first.replicas = True, 2
+        first.bits_of[key] = ALL
+        first.migration.came(key, SIZE, 2)
+        while not first.reported:
+            await asyncio.sleep(0)
+        first.is_silent = False
+        while key not in second.bits_of:
+            await asyncio.sleep(0.01)
         await end(tasks)
 
     run(script)

@@ -54,3 +54,28 @@ def test_pages_of_an_index_that_cannot_be_read_are_unknown(
             assert await tiers.serving.cached_pages(rig.content(1).key) == (0b111, True)
 
     run(script())
+
+
+def test_a_listing_says_when_a_disk_gives_no_answer(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 30 * MIB)
+        rig.put(2, 10 * MIB)
+        async with rig.tiers() as tiers:
+            for ino in (1, 2):
+                await fetch(tiers, NAMESPACE, ino)
+            assert (rig.in_tier(0), rig.in_tier(1)) == ({1}, {2})
+            serving, keys = tiers.serving, {ino: rig.content(ino).key for ino in (1, 2)}
+            second = tiers._tiers.running[1]
+            leave(second)
+            with pytest.raises(OSError, match="does not answer"):
+                await serving.holdings(b"", 10)
+            found = await serving.holdings(b"", 10, leaves_out_silent=True)
+            assert [one.key for one in found] == [keys[1]]
+            assert await serving.bits(keys[1]) == (1 << 30) - 1
+            with pytest.raises(OSError, match="does not answer"):
+                await serving.bits(keys[2])
+            come_back(second)
+            assert [one.key for one in await serving.holdings(b"", 10)] == sorted(keys.values())
+
+    run(script())
