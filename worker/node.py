@@ -348,6 +348,7 @@ class Node:
         try:
             await self._members.reweigh(weight_of(capacity_bytes), capacity_bytes)
         except CacheFSError as err:
+            self._weighing.failed(time.monotonic())
             log.warning("could not report the new capacity to the master: %s", err.one_line())
 
     def _more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:

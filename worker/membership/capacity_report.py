@@ -16,7 +16,7 @@ class CapacityReport:
     """The last reported capacity, and the present one with its time."""
 
     def __init__(self, reported_bytes: int, now: float) -> None:
-        self.reported_bytes = reported_bytes
+        self.reported_bytes = self._former_bytes = reported_bytes
         self._seen_bytes = reported_bytes
         self._since_s = now
 
@@ -26,8 +26,12 @@ class CapacityReport:
             self._seen_bytes, self._since_s = capacity_bytes, now
         if capacity_bytes == self.reported_bytes or now - self._since_s < STAYS_S:
             return False
-        self.reported_bytes = capacity_bytes
+        self._former_bytes, self.reported_bytes = self.reported_bytes, capacity_bytes
         return True
+
+    def failed(self, now: float) -> None:
+        """Notes that the master did not get the last report: another follows `STAYS_S` later."""
+        self.reported_bytes, self._since_s = self._former_bytes, now
 
 
 def weight_of(capacity_bytes: int) -> float:
