@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
 from collections.abc import Sequence
@@ -10,11 +12,19 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from cachefs.core import messages as m
+from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import Kind
 from cachefs.trainers.mount_session import MountSession
 
 AHEAD: Final = 16  # folders that are listed while one is awaited
 MOST_AHEAD: Final = 64  # first pages in flight or not used yet, of up to 150 KiB each
+
+
+_GONE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESTALE))
+
+
+class FolderGone(NotFound):
+    """A folder was removed or replaced since the one above it was listed."""
 
 
 class FoundFile(NamedTuple):
@@ -45,7 +55,8 @@ class Listings(Protocol):
         """Begins to list folders whose contents the caller requests next, in this order."""
 
     def contents(self, path: bytes, ino: int) -> FolderContents:
-        """Returns what is in a folder, by its path below the root and its inode number."""
+        """Returns what is in a folder, by its path below the root and its inode number. Raises
+        FolderGone."""
 
 
 class _Attributes(msgspec.Struct, array_like=True, gc=False):
@@ -77,7 +88,10 @@ class ServerListings:
         found = FolderContents([], [])
         request: int | None = self._first_pages.pop(ino, None) or self._request(ino, b"")
         while request is not None:
-            page = self._session.reply_to(request, m.Listing)
+            try:
+                page = self._session.reply_to(request, m.Listing)
+            except (NotFound, NotADirectory, Stale) as err:
+                raise FolderGone(err.cause, path=os.fsdecode(path)) from err
             self.valid_for_s = min(self.valid_for_s, page.valid_for_s)
             request = self._request(ino, page.next) if page.next else None
             self._add(page, found)
@@ -111,13 +125,22 @@ class MountListings:
 
     def contents(self, path: bytes, ino: int) -> FolderContents:
         found = FolderContents([], [])
-        with os.scandir(os.path.join(self._root, path)) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    found.folders.append(FoundFolder(entry.name, entry.inode()))
-                elif entry.is_file(follow_symlinks=False):
-                    size = entry.stat(follow_symlinks=False).st_size
-                    found.files.append(FoundFile(entry.name, entry.inode(), size))
+        try:
+            with os.scandir(os.path.join(self._root, path)) as entries:
+                for entry in entries:
+                    self._add(entry, found)
+        except OSError as err:
+            if err.errno not in _GONE:
+                raise
+            raise FolderGone(str(err.strerror), path=os.fsdecode(path)) from err
         found.files.sort()
         found.folders.sort()
         return found
+
+    def _add(self, entry: os.DirEntry[bytes], found: FolderContents) -> None:
+        if entry.is_dir(follow_symlinks=False):
+            found.folders.append(FoundFolder(entry.name, entry.inode()))
+        elif entry.is_file(follow_symlinks=False):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                size = entry.stat(follow_symlinks=False).st_size
+                found.files.append(FoundFile(entry.name, entry.inode(), size))

@@ -111,7 +111,12 @@ class Manifest:
 
     @property
     def identity(self) -> int:
-        """A number that is equal for manifests with the same names and sizes."""
+        """A number that is equal for manifests with the same paths and sizes."""
+        return self._tables.identity
+
+    @property
+    def former_identity(self) -> int:
+        """The identity as earlier versions had it, without the folder of each file."""
         return self._tables.header.identity
 
     @property
@@ -139,7 +144,7 @@ class Manifest:
         now. Samplers of the earlier one must not be used further."""
         before = self._tables
         self._use(self._fresh())
-        return not self._tables.has_files_of(before)
+        return self._tables.identity != before.identity
 
     def _use(self, tables: TableMap) -> None:
         tops = (tables.folder_path(n) for n in range(len(tables.folder_inos)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Sequence
 
-from cachefs.trainers.listings import AHEAD, FolderContents, FoundFolder, Listings
+from cachefs.trainers.listings import AHEAD, FolderContents, FolderGone, FoundFolder, Listings
 from cachefs.trainers.manifest_tables import TableMap, TableWriter
 
 
@@ -33,14 +33,19 @@ class ManifestBuild:
         self._known = _KnownFolders(old) if old is not None else None
 
     def run(self) -> TableWriter:
-        """Returns the tables. Raises NotFound for a missing root, and what the listings raise."""
+        """Returns the tables, without folders that are removed meanwhile. Raises NotFound for a
+        missing root, and what the listings raise."""
         waiting = [(b"", self._listings.root_ino())]
         while waiting:
             self._listings.expect(self._next_to_list(waiting))
             path, ino = waiting.pop()
-            self.tables.folder(path, ino)
             prefix = path + b"/" if path else b""
-            below = self._folder(path, ino)
+            try:
+                below = self._folder(path, ino)
+            except FolderGone:
+                if not path:
+                    raise
+                continue
             waiting += [(prefix + one.name, one.ino) for one in reversed(below)]
         return self.tables
 
@@ -49,12 +54,14 @@ class ManifestBuild:
         return [ino for path, ino in soon if self._unchanged(path, ino) is None]
 
     def _folder(self, path: bytes, ino: int) -> list[FoundFolder]:
-        """Adds the files of a folder; returns the folders in it."""
+        """Adds a folder with its files; returns the folders in it. Raises FolderGone."""
         number = self._unchanged(path, ino)
         if number is None or self._known is None or self._old is None:
             found: FolderContents = self._listings.contents(path, ino)
+            self.tables.folder(path, ino)
             self.tables.files(found.files)
             return found.folders
+        self.tables.folder(path, ino)
         self.tables.copied(self._old, *self._old.files_of(number))
         return self._known.below(path)
 

@@ -104,10 +104,13 @@ class TableMap:
     def __len__(self) -> int:
         return self.header.count
 
-    def has_files_of(self, other: TableMap) -> bool:
-        """Returns whether both have the same names and sizes, and each file in the same folder."""
-        is_same = self.header.identity == other.header.identity
-        return is_same and self.firsts == other.firsts
+    @functools.cached_property
+    def identity(self) -> int:
+        """A number that is equal for manifests with the same paths and sizes. That in the headers
+        does not say in which folder a file is."""
+        digest = xxhash.xxh3_64(self.header.identity.to_bytes(8, "little"))
+        digest.update(self.firsts.cast("B"))
+        return digest.intdigest()
 
     def folder_of(self, index: int) -> int:
         """Returns the number of the folder with a file."""

@@ -91,7 +91,8 @@ class OrderSampler:
         """Continues from a state of any number of ranks. Raises BadConfig for the state of another
         manifest or shuffle, and is unchanged then."""
         state = state_from(values)
-        self._order = state.order_for(self._order, self.manifest.identity)
+        identities = (self.manifest.identity, self.manifest.former_identity)
+        self._order = state.order_for(self._order, identities)
         self._begin(state.position)
 
     def use_batches(self, batch_size: int, span: int) -> None:

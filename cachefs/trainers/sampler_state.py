@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -26,10 +27,11 @@ class SamplerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(cls, order: Order, position: int, identity: int) -> SamplerState:
         return cls(order.seed, order.epoch, position, order.shuffle, order.width, order.n, identity)
 
-    def order_for(self, order: Order, identity: int) -> Order:
-        """Returns the order that continues this state. Raises BadConfig if that is not an order of
-        the same samples."""
-        if (self.files, self.identity) != (order.n, identity):
+    def order_for(self, order: Order, identities: Collection[int]) -> Order:
+        """Returns the order that continues this state. `identities`: of the manifest, by this
+        version and by earlier ones. Raises BadConfig if that is not an order of the same
+        samples."""
+        if self.files != order.n or self.identity not in identities:
             raise BadConfig(
                 f"the state belongs to a manifest of {self.files} files, and this one has "
                 f"{order.n}" + (" other ones" if self.files == order.n else ""),

@@ -8,18 +8,19 @@ import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig
+from cachefs.core.errors import BadConfig, CacheFSError, NotADirectory, NotFound, Stale
 from cachefs.core.model import Inode, Kind, NamespaceId
 from cachefs.trainers.listings import (
     AHEAD,
     MOST_AHEAD,
     FolderContents,
+    FolderGone,
     FoundFile,
     FoundFolder,
     MountListings,
@@ -272,3 +273,82 @@ def test_listings_through_a_mount_are_sorted(files: Path) -> None:
     found = MountListings(os.fsencode(files)).contents(b"cat", 0)
     assert found.files == sorted(found.files)
     assert found.folders == []
+
+
+class Vanishing(Tree):
+    """A tree of which some folders are removed once those above them were listed."""
+
+    def __init__(self, seed: int, gone: set[bytes]) -> None:
+        super().__init__(seed)
+        self.gone = gone
+
+    def contents(self, path: bytes, ino: int) -> FolderContents:
+        if path in self.gone:
+            raise FolderGone("no such directory")
+        return super().contents(path, ino)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_folders_that_vanish_during_a_build_are_left_out(seed: int, tmp_path: Path) -> None:
+    tree = Vanishing(seed, set())
+    for _ in range(120):
+        tree.change()
+    below = [path for path in sorted(tree.folders) if path]
+    gone = {*tree.draw.sample(below, min(3, len(below)))}
+    tree.gone = gone
+    ManifestBuild(tree).run().write(tmp_path / "a", b"", 0)
+    tree.gone = set()
+    for folder in gone & {*tree.folders}:
+        tree.remove(folder)
+    ManifestBuild(tree).run().write(tmp_path / "b", b"", 0)
+    for suffix in (".inos", ".names"):
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+    tree.gone = {b""}
+    with pytest.raises(NotFound):
+        ManifestBuild(tree).run()
+
+
+@pytest.mark.parametrize("error", [NotFound, NotADirectory, Stale])
+def test_a_folder_of_which_the_server_knows_nothing_any_more_is_gone(
+    error: type[CacheFSError],
+) -> None:
+    class Session(PagedSession):
+        def reply_to(self, id: int, answer: type[m.Listing]) -> m.Listing:
+            raise error("it was removed")
+
+    listings = ServerListings(cast(MountSession, Session(Tree(0))))
+    with pytest.raises(FolderGone, match="it was removed"):
+        listings.contents(b"train", 1)
+
+
+def test_folders_and_files_that_vanish_from_a_mount_are_left_out(
+    files: Path, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def racing(path: bytes) -> Any:
+        """A file is removed after its folder was read, and a folder before."""
+        if path == os.fsencode(files / "cat"):
+            os.rename(path, files.parent / "elsewhere")
+        entries = scandir(path)
+        if path == os.fsencode(files / "dog"):
+            (files / "dog" / "001.jpg").unlink()
+        return entries
+
+    monkeypatch.setattr(os, "scandir", racing)
+    manifest = Manifest(files, home=home)
+    monkeypatch.undo()
+    assert listed(manifest) == walk(files)
+    assert manifest.classes == ["dog", "fox"]
+
+
+def test_the_identity_says_in_which_folder_a_file_is(files: Path, home: str) -> None:
+    """Also where the list of names stays: the first of a folder moves to the folder before it."""
+    for path in sorted((files / "dog").iterdir()):
+        path.rename(files / "dog" / f"z{path.name}")  # behind all cats
+    before = Manifest(files, home=home)
+    moved = min((files / "dog").iterdir())
+    moved.rename(files / "cat" / moved.name)
+    after = Manifest(files, home=home)
+    assert after.identity != before.identity
+    assert after.former_identity == before.former_identity

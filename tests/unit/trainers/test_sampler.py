@@ -122,6 +122,15 @@ def test_a_state_of_other_files_or_another_shuffle_is_refused_and_nothing_change
     assert [*other] == expected
 
 
+def test_a_state_of_an_earlier_version_resumes(manifest: Manifest) -> None:
+    """It names the manifest by an identity without the folder of each file."""
+    first, second = samplers(manifest, 1)[0], samplers(manifest, 1)[0]
+    state = first.state_dict()
+    assert state["identity"] == manifest.identity
+    second.load_state_dict({**state, "position": 5, "identity": manifest.former_identity})
+    assert [*second] == [*first][5:]
+
+
 def test_two_samplers_of_one_name_are_refused_while_both_live(manifest: Manifest) -> None:
     first = OrderSampler(manifest, name="train")
     with pytest.raises(BadConfig, match=r"another sampler .* announces its order as 'train'"):
