@@ -3,21 +3,31 @@ without `use_ino`) give a file another inode number after the kernel has forgott
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from typing import Final, NamedTuple
 
 from cachefs.core.mountinfo import device_name, read_mounts
 
 MOST_KNOWN: Final = 1024
-_keeps: dict[int, bool] = {}  # by device; threads may compute the same value twice
+KNOWN_S: Final = 5.0  # after an unmount the kernel gives its device number to another mount
+
+
+class _Known(NamedTuple):
+    is_stable: bool
+    until_s: float  # monotonic
+
+
+_keeps: dict[int, _Known] = {}  # by device; threads may compute the same value twice
 
 
 def has_stable_inode_numbers(device: int) -> bool:
     """Returns whether inode numbers on this device (`st_dev`) are stable. Thread-safe. Reads the
     mount table, never the file system, which may hang."""
-    known = _keeps.get(device)
-    if known is None:
+    known, now = _keeps.get(device), time.monotonic()
+    if known is None or known.until_s <= now:
         if len(_keeps) >= MOST_KNOWN:
             _keeps.clear()
         mounts = read_mounts().of_device(device_name(device))
-        known = _keeps[device] = not any(mount.fstype.startswith("fuse") for mount in mounts)
-    return known
+        is_stable = not any(mount.fstype.startswith("fuse") for mount in mounts)
+        known = _keeps[device] = _Known(is_stable, now + KNOWN_S)
+    return known.is_stable
