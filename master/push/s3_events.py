@@ -50,8 +50,9 @@ def objects(notification: Notification) -> list[tuple[str, str]]:
 
 def paths_below(url: str, objects: Iterable[tuple[str, str]]) -> list[bytes]:
     """Returns the paths, below the source `s3://bucket/prefix`, whose objects may have changed;
-    each once, in the order of the events. Keys that cannot be names are left out."""
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    each once, in the order of the events. Keys that cannot be names are left out. The URL is as an
+    operator, or a Dataset, wrote it: perhaps with a "/" at its end."""
+    bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
     head = f"{prefix}/" if prefix else ""
     found = dict.fromkeys(
         key.removeprefix(head).encode("utf-8", "surrogateescape")

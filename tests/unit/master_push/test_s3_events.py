@@ -52,6 +52,11 @@ def test_keys_are_meant_as_they_are_or_as_in_a_form() -> None:
     assert paths("s3://bucket", "%C3%BC") == ["ü".encode(), b"%C3%BC"]
 
 
+def test_a_source_may_be_written_with_a_slash_at_its_end() -> None:
+    assert paths("s3://bucket/train/", "train/a", "other") == [b"a"]
+    assert paths("s3://bucket/", "a") == [b"a"]
+
+
 def test_what_is_elsewhere_or_no_name_is_left_out() -> None:
     assert paths("s3://bucket/train", "train", "train/", "trainer/x", "other") == []
     assert paths("s3://bucket", "a//b", "../x", "nul\0", "f" * 256, "") == []
