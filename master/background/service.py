@@ -32,6 +32,7 @@ from master.state.background import (
     Save,
     SourceId,
     Start,
+    Stop,
     Target,
     placed,
 )
@@ -122,8 +123,9 @@ class BackgroundSyncs:
                     case Save(target) | Forget(target):
                         self._unsaved.pop(target, None)  # the newest is the last one
                         self._unsaved[target] = action
-                    case _:
-                        self._walks[action.target].stop()
+                    case Stop(target):
+                        if target in self._walks:  # else it has ended, which the plan learns next
+                            self._walks[target].stop()
         for mount in self._tree.mounts():
             self._show(mount)
 

@@ -341,6 +341,22 @@ def test_a_walk_ends_with_its_source(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
+def test_a_walk_that_ends_with_its_source_before_the_plan_knows_leaves_room_for_others(
+    tmp_path: Path,
+) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        await blocked_walk(master, clock, origin)
+        background = master.background
+        assert background._work is not None
+        background._work.cancel()  # no tick tells the plan that the source is removed
+        await master.mounts.remove(b"/data")
+        origin.script.unblock()
+        await until(lambda: not background._walks)
+        assert not background._plan._running
+
+    play(tmp_path, script)
+
+
 # ---- requests ------------------------------------------------------------------------------------
 
 
