@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -19,11 +19,9 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import BadConfig, CacheFSError, NotFound, Throttled
 from cachefs.core.globs import select
 from cachefs.core.jobs import (
-    FAILURES_BYTES,
     FAILURES_PER_REPLY,
     MAX_JOB_PATHS,
     PATHS_PER_CALL,
-    JobFailure,
     JobSpec,
     JobState,
     JobStatus,
@@ -34,7 +32,7 @@ from master.jobs import job_validation
 from master.jobs.job_context import JobContext
 from master.jobs.polls import Polls
 from master.jobs.runner import Clocks, Runner
-from master.state.job_messages import NO_OWNER, waits_for_origin
+from master.state.job_messages import NO_OWNER, NO_PATHS, waits_for_origin
 from master.state.job_record import KEY_FOR_S, MAX_ENDED, MAX_UNFINISHED, PATHS_SHOWN, JobRecord
 from master.state.jobs import Job
 from master.state.task_dispatcher import TaskDispatcher
@@ -66,6 +64,7 @@ class LoadJobs:
         self._version: tuple[int, int] = (-1, -1)  # of the dispatcher's view
         self._caches: dict[str, int] = {}  # capacity of each worker, in bytes
         self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._ticks: asyncio.Task[None] | None = None
         self._closed = False
         self._releases = 0
@@ -107,12 +106,22 @@ class LoadJobs:
         if ticks is not None:
             ticks.cancel()
             await asyncio.gather(ticks, return_exceptions=True)
+        await asyncio.gather(*self._changes, return_exceptions=True)
         for runner in [*self._runners.values()]:
             await runner.close()
         self._runners.clear()
         self.release()
 
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Makes a change, also after a cancellation: what is durable must be known here, too."""
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
     def _run(self, job: Job) -> None:
+        if self._closed:
+            return
         number = job.record.job
         self._caches.clear()  # workers report their current capacity again
         ground, desk, wake = self._ground, self._desk, self._polls.wake
@@ -221,8 +230,9 @@ class LoadJobs:
         job.control("forget", self._clocks.now(), self._clocks.wall())
         if (runner := self._runners.pop(number, None)) is not None:
             await runner.close()
-        await self._save(job)
-        self._forgotten[number] = job.record
+        record = msgspec.structs.replace(job.record, forgotten=True)
+        await self._write(lambda writer: table.put(writer, record, []))
+        self._forgotten[number] = record
         self._jobs.pop(number, None)
 
     async def _write(self, function: Callable[[Writer], T]) -> T:
@@ -250,11 +260,13 @@ class LoadJobs:
         After a cancellation the job may exist; a retry with the same `key` returns it."""
         self.start()
         job_validation.check(spec)
-        paths = (
-            [*map(job_validation.normal, spec.paths)]
-            if more
-            else job_validation.distinct(map(job_validation.normal, spec.paths))
-        )
+        paths = [*map(job_validation.normal, spec.paths)]
+        paths = paths if more else job_validation.distinct(paths)
+        return await self._whole(self._submit_one(spec, paths, key, more=more))
+
+    async def _submit_one(
+        self, spec: JobSpec, paths: list[bytes], key: str, *, more: bool
+    ) -> JobSubmitted:
         async with self._changing:
             known = self._by_key(key)
             if known is not None:
@@ -286,8 +298,7 @@ class LoadJobs:
         )
         record = await self._write(lambda writer: table.put_new(writer, record, paths))
         job = self._jobs[record.job] = Job(record, self._clocks.now())
-        if not self._closed:
-            self._run(job)
+        self._run(job)
         log.info("job %d: load %s", record.job, job_validation.named(record))
         return JobSubmitted(record.job)
 
@@ -322,6 +333,9 @@ class LoadJobs:
         if len(paths) > PATHS_PER_CALL:
             raise BadConfig(f"{len(paths)} paths in a call, at most {PATHS_PER_CALL} are possible")
         given = [job_validation.normal(path) for path in paths]
+        await self._whole(self._add_paths(job, first, given, last=last))
+
+    async def _add_paths(self, job: int, first: int, given: list[bytes], *, last: bool) -> None:
         async with self._changing:
             one = self._job(job)
             record = one.record
@@ -375,6 +389,8 @@ class LoadJobs:
         if not self._owners():
             return NO_OWNER
         record = job.record
+        if record.lacks_paths and not len(job.window):
+            return NO_PATHS
         is_all = record.path_count <= len(record.paths)
         bases = [select(path).base for path in record.paths] if is_all else [record.base]
         down = self._ground.down_below(bases)
@@ -413,13 +429,16 @@ class LoadJobs:
         record = self._job(job).record
         with self._ground.store.snapshot() as reader:
             found = table.failures(reader, job, record.round, after, FAILURES_PER_REPLY)
-        page = _fitting(found)
+        page = table.fitting(found)
         is_all = len(page) == len(found) < FAILURES_PER_REPLY
         return JobFailures([failure for _, failure in page], 0 if is_all else page[-1][0])
 
     async def control_job(self, job: int, action: str) -> JobReply:
         """See ControlJob. Raises NotFound, InUse, BadConfig."""
         self.start()
+        return await self._whole(self._control(job, action))
+
+    async def _control(self, job: int, action: str) -> JobReply:
         async with self._changing:
             one = self._job(job)
             if action == "forget":
@@ -430,15 +449,21 @@ class LoadJobs:
             return JobReply(self._shown(one))
 
     async def _go_on(self, job: Job, action: str) -> None:
-        """Applies an action to a job: records it durably, then executes it."""
+        """Applies an action to a job: records it durably, then executes it. One that cannot be
+        recorded is executed, too: the runner records it later."""
         number, ran, round_ = job.record.job, job.runs, job.record.round
         if not ran and (old := self._runners.pop(number, None)) is not None:
             await old.close()
         job.control(action, self._clocks.now(), self._clocks.wall())
-        await self._save(job)
-        if job.record.round != round_:
-            self._forgotten[number] = job.record
-        runner = self._runners.get(number)
+        try:
+            await self._save(job)
+            if job.record.round != round_:
+                self._forgotten[number] = job.record
+        finally:
+            self._execute(job)
+
+    def _execute(self, job: Job) -> None:
+        runner = self._runners.get(job.record.job)
         if job.runs and runner is None:
             self._run(job)
         elif runner is not None:
@@ -469,13 +494,3 @@ class LoadJobs:
 def _say_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (err := task.exception()) is not None:
         log.error("the clock of the load jobs stopped", exc_info=err)
-
-
-def _fitting(found: list[tuple[int, JobFailure]]) -> list[tuple[int, JobFailure]]:
-    """Returns the first failures that fit in one frame of a node's socket, at least one."""
-    left = FAILURES_BYTES
-    for place, (_, failure) in enumerate(found):
-        left -= len(failure.path) + len(failure.cause.encode()) + 100  # of its other fields
-        if left < 0 and place:
-            return found[:place]
-    return found

@@ -12,6 +12,9 @@ _LARGER: Final = "give a larger one: cachefs quota PATH SIZE"
 NO_OWNER: Final = (
     "waits: no worker owns blocks; start one: cachefs worker --master URL --tier ssd:DIR:SIZE"
 )
+NO_PATHS: Final = (
+    "waits for the rest of its list of paths; if the command that sends it has ended, stop this job"
+)
 
 
 def waits_for_origin(url: str, cause: str) -> str:

@@ -70,6 +70,11 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     worked_s: float = 0.0
     also: tuple[Also, ...] = ()
 
+    @property
+    def lacks_paths(self) -> bool:
+        """Whether all paths so far were counted, and the list of paths was not ended."""
+        return self.paths_open and self.counted.index >= self.path_count
+
     def paths_left(self, watermark: Position) -> list[bytes]:
         """Returns one or more paths that contain every file beyond `watermark`."""
         is_known = not self.paths_open and self.path_count <= len(self.paths)

@@ -280,7 +280,8 @@ class Job:
         self._urgent = True
 
     def control(self, action: str, now: float, wall_s: float) -> None:
-        """Applies an operator's action. Raises InUse or BadConfig, and then changes nothing."""
+        """Applies an operator's action; of `forget` only checks whether it may be. Raises InUse or
+        BadConfig, and then changes nothing."""
         record = self._record
         if action == "stop":
             self._stop(now)

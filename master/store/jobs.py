@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.core.jobs import JobFailure
+from cachefs.core.jobs import FAILURES_BYTES, JobFailure
 from master.state.job_record import JobRecord, decode_record, encode_record
 from master.store.base import Reader, Table, Writer
 
@@ -65,6 +65,16 @@ def failures(
     below = _failure_key(job, round_, (1 << 64) - 1)
     found = reader.scan(Table.JOB_FAILURES, _failure_key(job, round_, after), below, limit)
     return [(int.from_bytes(key[-8:], "big"), _decode_failure(value)) for key, value in found]
+
+
+def fitting(found: list[tuple[int, JobFailure]]) -> list[tuple[int, JobFailure]]:
+    """Returns the first failures that fit in one frame of a node's socket, at least one."""
+    left = FAILURES_BYTES
+    for place, (_, failure) in enumerate(found):
+        left -= len(failure.path) + len(failure.cause.encode()) + 100  # of its other fields
+        if left < 0 and place:
+            return found[:place]
+    return found
 
 
 def has_failed(reader: Reader, job: int, round_: int, path: bytes) -> bool:
