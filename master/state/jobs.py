@@ -15,6 +15,7 @@ import msgspec
 
 from cachefs.core.errors import (
     BY_CODE,
+    AccessDenied,
     BadConfig,
     CacheFSError,
     CredentialsMissing,
@@ -53,8 +54,10 @@ MOST_FOUND: Final = 1 << 62  # bytes: a record has room for that
 MISSING: Final = "missing"
 NO_SPACE: Final = NoSpace.code
 _LOOK_AGAIN: Final = frozenset({"stale", "not-found"})
-# Of the worker perhaps, which does not reach the origin: the next try is another worker's.
-_CUT_OFF: Final = frozenset({CredentialsMissing.code, DeadlineExceeded.code, Unreachable.code})
+# Of the worker perhaps (its way to the origin, its keys): the next try is another worker's.
+_CUT_OFF: Final = frozenset(
+    one.code for one in (AccessDenied, CredentialsMissing, DeadlineExceeded, Unreachable)
+)
 _TRY_AGAIN: Final = frozenset(code for code, cls in BY_CODE.items() if cls.retryable) | {"deadline"}
 _RETRIED: Final = {False: _TRY_AGAIN | _CUT_OFF, True: _TRY_AGAIN}  # by `Part.stands_in`
 
@@ -294,7 +297,6 @@ class Job:
         elif action == "forget":
             if self.runs:
                 raise InUse(f"job {record.job} is {record.state.value}", remedy="stop it first")
-            self._set(forgotten=True)
         else:
             raise BadConfig(
                 f"no such action: {action!r}", remedy="choose stop, resume, retry or forget"

@@ -159,14 +159,14 @@ def test_the_status_names_jobs_that_failed(tmp_path: Path) -> None:
 def test_failed_files_are_kept_with_their_cause_and_can_be_retried(tmp_path: Path) -> None:
     async def work() -> None:
         worker = TaskWorker()
-        worker.failing = {b"a/f0001": "access-denied", b"a/f0003": "unreachable"}
+        worker.failing = {b"a/f0001": "archived", b"a/f0003": "unreachable"}
         async with opened(tmp_path, origin(a=5), worker) as master:
             master.load_jobs._clocks.now = Hasty()
             shown = await load(master, b"/a")
             assert (shown.state, shown.files_done) == (JobState.FAILED, 3)
             found = (await master.job_failures(shown.job, 0)).failures
             assert {(one.path, one.code, one.attempts) for one in found} == {
-                (b"a/f0001", "access-denied", 1),
+                (b"a/f0001", "archived", 1),
                 (b"a/f0003", "unreachable", 3),
             }
             del worker.failing[b"a/f0003"]
@@ -501,14 +501,14 @@ def test_a_store_that_cannot_be_written_for_a_while_costs_nothing(
 
     async def work() -> None:
         worker = TaskWorker()
-        worker.failing = {b"a/f0001": "access-denied"}
+        worker.failing = {b"a/f0001": "archived"}
         async with opened(tmp_path, origin(a=50), worker) as master:
             submitted = await master.submit_job(JobSpec((b"/a",)))
             monkeypatch.setattr(table, "put", sometimes)
             shown = await ended(master, submitted.job)
             assert not failing[0]
             assert (shown.files_done, shown.files_failed) == (49, 1)
-            assert await failures(master, shown.job) == [(b"a/f0001", "access-denied")]
+            assert await failures(master, shown.job) == [(b"a/f0001", "archived")]
 
     run(work())
 

@@ -97,7 +97,7 @@ def test_what_is_missing_and_cannot_be_brought_is_a_failure() -> None:
     parts = second_pass(job, 1, 2)
     job.fed()
     effects = tell(job, *parts, code="missing")
-    tell(job, effects.parts[0], code="access-denied")
+    tell(job, effects.parts[0], code="archived")
     tell(job, effects.parts[1])
     record = write(job).record
     assert (record.state, record.files_done, record.files_failed) == (JobState.FAILED, 1, 1)
@@ -140,11 +140,12 @@ def test_an_owner_that_does_not_reach_the_origin_is_followed_by_who_stands_in() 
     assert tries("unreachable") == [False, True, False]
     assert tries("deadline") == [False, True, False]
     assert tries("credentials-missing") == [False, True], "a retry alone would not help"
+    assert tries("access-denied") == [False, True], "of its keys, or of the file"
 
 
 def test_what_the_origin_replied_is_no_matter_of_the_worker() -> None:
     assert tries("throttled") == [False, False, False]
-    assert tries("access-denied") == [False]
+    assert tries("archived") == [False]
 
 
 def test_each_block_has_its_own_tries() -> None:
@@ -166,7 +167,7 @@ def test_parts_of_an_earlier_version_mean_nothing() -> None:
     assert first.is_void
     (now_small,) = job.looked(slot, origin(2, 5), None).parts
     tell(job, second)
-    tell(job, second, code="access-denied")
+    tell(job, second, code="archived")
     assert write(job).record.files_done == 0
     tell(job, now_small)
     record = write(job).record
@@ -296,7 +297,7 @@ def test_progress_is_durable_at_most_once_a_second_or_after_many_files() -> None
 
 def test_failures_of_a_write_that_failed_are_written_later() -> None:
     job = new()
-    tell(job, *fed(job, 1), code="access-denied")
+    tell(job, *fed(job, 1), code="archived")
     found = job.take(NOW + WRITE_S, 0.0)
     assert found is not None
     job.not_written(found)
@@ -311,7 +312,7 @@ def write_nothing(job: Job) -> bool:
 def test_too_many_failures_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_FAILURES", 3)
     job = new()
-    tell(job, *fed(job, 1, 2), code="access-denied")
+    tell(job, *fed(job, 1, 2), code="archived")
     assert job.runs
     job.note(b"d", NotFound("gone"))
     record = write(job).record
@@ -366,7 +367,7 @@ def test_checks_have_no_bytes_in_progress() -> None:
 
 def test_retry_begins_a_round_of_failures() -> None:
     job = new()
-    tell(job, *fed(job, 1, 2)[:1], code="access-denied")
+    tell(job, *fed(job, 1, 2)[:1], code="archived")
     with pytest.raises(InUse):
         job.control("retry", NOW, 0.0)
     job.control("stop", NOW, 0.0)
