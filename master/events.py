@@ -15,6 +15,7 @@ from master.store.base import Store
 from master.store.snapshot import Names
 
 READ_AT_ONCE: Final = 100
+MOST_NAMES: Final = 100_000  # that are read to find the changed folders: it holds up the loop
 
 
 class EventStream:
@@ -54,16 +55,18 @@ class EventStream:
         now = self.position()
         if after < 0:
             return ChangedFolders(now, [])
-        events: list[Invalidate] = []
+        folders, names = set[int](), 0
         try:
             while batch := self._read(after):
-                events += batch
-                after = batch[-1].seq
-                if len(events) > MOST_FOLDERS:
-                    break
+                found = changed_by(batch, batch[-1].seq)
+                folders.update(found.folders)
+                names += sum(len(event.entries) for event in batch)
+                if found.everything or len(folders) > MOST_FOLDERS or names > MOST_NAMES:
+                    return ChangedFolders(now, [], everything=True)
+                after = found.position
         except PositionGone:
             return ChangedFolders(now, [], everything=True)
-        return changed_by(events, after)
+        return ChangedFolders(after, sorted(folders))
 
     def position(self) -> int:
         """Returns the position of the newest event."""

@@ -10,6 +10,7 @@ import pytest
 from cachefs.core.change_messages import MOST_FOLDERS, ChangedFolders, changed_by
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import ROOT_INO, NamespaceId
+from master import events
 from master.events import EventStream
 from master.store.base import Store
 from master.store.transaction import initialise, transact
@@ -49,6 +50,23 @@ def test_a_position_that_the_store_does_not_have_means_everything(store: MemoryS
     change(store, 7)
     now = stream.position()
     assert stream.changed_folders(now + 1) == ChangedFolders(now, [], everything=True)
+    stream.close()
+
+
+def test_after_many_changes_anything_may_have_changed(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "READ_AT_ONCE", 2)
+    monkeypatch.setattr(events, "MOST_NAMES", 4)
+    stream = EventStream(store, NAMESPACE)
+    start = stream.position()
+    for _ in range(4):
+        change(store, 7)
+    assert stream.changed_folders(start).folders == [7]
+    change(store, 7)
+    now = stream.position()
+    assert stream.changed_folders(start) == ChangedFolders(now, [], everything=True)
+    assert stream.changed_folders(now).folders == []
     stream.close()
 
 
