@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from connectors.base import Page
 from connectors.pages import closing
 from connectors.sorted_pages import sorted_pages
 from master.origins.listing import Listing
-from master.state.merge import Batch, Pages
+from master.state.merge import Batch, Change, Pages
 from master.store.comparison import Compared
 from master.store.transaction import Merged, Transaction, transact
 from master.tree import Place
@@ -104,11 +104,13 @@ class Lister:
         listing, now, hidden = self._listing, self._syncer.now, self._hidden
         if self._syncer.stopping:
             raise InUse("the master is stopping")
+        kept: list[Sequence[Change]] = []
 
         def one(txn: Transaction, batch: Batch) -> Merged:
             began, skipped = listing.started_at, listing.skipped()
             merged = txn.merge(listing.directory, batch, began, now, self._watched, skipped)
             if self._watcher is not None:
+                kept.append(merged.compared.changes)
                 self._syncer.keep(merged.compared.changes)
             if batch.last and merged.resume_after is None:
                 txn.complete_listing(listing.directory, listing.started_at, hidden)
@@ -121,7 +123,13 @@ class Lister:
                 return [merged]
             return [merged, one(txn, end)]
 
-        return _Part(batch, end, transact(self._syncer.store, merge))
+        def release(written: Future[list[Merged]]) -> None:
+            for changes in kept if written.exception() else ():
+                self._syncer.release(changes)
+
+        written = transact(self._syncer.store, merge)
+        written.add_done_callback(release)
+        return _Part(batch, end, written)
 
     def _settle(self, part: _Part) -> None:
         """Waits until a part is in the store, then moves the frontier."""

@@ -321,6 +321,8 @@ class Syncer:
         def undo() -> None:
             if older is not None and not was_overtaken:
                 older.overtaken.discard(name)
+            for changes, _ in seen or ():
+                self.release(changes)
 
         async def write() -> Stored | None:
             stored, removed = await self.write(apply, undo)

@@ -17,7 +17,7 @@ from master.origins import late_store
 from master.store.base import MAX_QUEUED_WRITES, Writer
 from tests.services.memory import MemoryConnector
 from tests.services.memory_store import MemoryStore
-from tests.unit.master.sync_rig import INTERVAL_S, Clock, master_over, run, until
+from tests.unit.master.sync_rig import INTERVAL_S, Clock, master_over, orphans, run, synced, until
 
 LIMIT_S = 30.0
 
