@@ -337,7 +337,9 @@ class Master:
                 raise NotFound("no such file or directory", path=shown(path))
             if policy.is_of_directory and inode.kind is not Kind.DIRECTORY:
                 raise BadConfig("a sync policy is a directory's", path=shown(path))
-        return await self._policies.change(path, policy, unset)
+        # Also after a cancellation: what is durable must be in force.
+        change = self._policies.change(path, policy, unset)
+        return await asyncio.shield(self._sync.spawn(change, waits=True))
 
     def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
         return self._policies.quotas(used_bytes)

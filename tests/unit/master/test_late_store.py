@@ -12,6 +12,7 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, NoSpace, Unavailable, Unreachable
 from cachefs.core.model import ROOT_INO
+from cachefs.core.policies import Policy
 from master.namespace import Master
 from master.origins import late_store
 from master.store.base import MAX_QUEUED_WRITES, Writer
@@ -179,6 +180,47 @@ def test_a_listing_skips_no_name_of_which_a_later_reply_was_not_committed(
             found = await master.lookup(ROOT_INO, b"b")
             assert found.inode is not None
             assert found.inode.size == len(b"second version")
+
+    run(script())
+
+
+@pytest.mark.parametrize("path", [b"", b"d"])
+def test_names_of_a_directory_whose_removal_a_sync_could_not_commit_end_with_it(
+    store: TroubledStore, path: bytes
+) -> None:
+    origin = MemoryConnector()
+    origin.put(b"d/1", b"first")
+    origin.put(b"e", b"first")
+
+    async def script() -> None:
+        clock = Clock()
+        async with master_over(store, origin, clock) as master:
+            await synced(master)
+            origin.delete(b"d/1")
+            store.commit_error = NoSpace("full")
+            assert (await synced(master, path)).shown.state == "failed"
+            store.commit_error = None
+            clock.now += 2 * INTERVAL_S
+            assert (await master.lookup(ROOT_INO, b"d")).inode is None
+            await until(lambda: not orphans(store))
+
+    run(script())
+
+
+def test_a_pin_that_becomes_durable_is_in_force_though_its_caller_has_gone(
+    store: TroubledStore, origin: MemoryConnector
+) -> None:
+    async def script() -> None:
+        async with master_over(store, origin) as master:
+            await master.lookup(ROOT_INO, b"a")
+            store.goes_on.clear()
+            pin = asyncio.ensure_future(master.set_policy(b"a", Policy(pin=True), []))
+            await until(lambda: store.waits_s > 0)
+            pin.cancel()
+            await asyncio.gather(pin, return_exceptions=True)
+            store.goes_on.set()
+            await asyncio.wrap_future(store.write(lambda _: None))  # after the pin's
+            await until(lambda: master.pinned_below(b"") == [b"a"])
 
     run(script())
 
