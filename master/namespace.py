@@ -7,6 +7,7 @@ table. All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -65,6 +66,8 @@ from master.store.snapshot import Names
 from master.store.transaction import transact
 from master.tree import Mount, Tree
 
+log = logging.getLogger("cachefs.master")
+
 
 class Master:
     """A namespace: a store, its mount table, and the origins below it."""
@@ -85,7 +88,6 @@ class Master:
         self._meta = self.run.meta
         self._tree = Tree()
         self._events = EventStream(store, self._meta.namespace)
-        self.run.on_set_back = self._events.wake
         self._sync = Syncer(store, self._tree, clock, self._events.wake)
         self._answers = Answers(store, self._tree, self._sync, clock)
         self._directories = Directories(store, self._tree, self._sync, clock)
@@ -96,9 +98,11 @@ class Master:
         self._locations = Locations(store, self._tree, self._meta.namespace, self._policies)
         self._syncs = Syncs(store, self._tree, self._sync, self._events.position)
         self.background = BackgroundSyncs(store, self._tree, self._sync, self._policies.table)
-        feeds = Feeds(store, self._tree, self._sync, clock, self.background.request)
+        self._feeds = Feeds(store, self._tree, self._sync, clock, self.background.request)
+        self._is_earlier = False  # a node knows a later state of the store
+        self.run.on_set_back = self._set_back
         lookup = self._answers.lookup
-        self.mounts = MountTable(store, self._tree, self._sync, lookup, clock, feeds)
+        self.mounts = MountTable(store, self._tree, self._sync, lookup, clock, self._feeds)
         self.on_policies: Callable[[], None] = lambda: None  # called when policies change
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
@@ -253,6 +257,19 @@ class Master:
         found = (await self.getattr(root)).inode
         assert found is not None, "the root of a source is there"
         return UfsAdded(found, warning)
+
+    def hear_position(self, position: int, run: int) -> None:
+        """Hears the position of a node in the events of a run of the store. One of an earlier run
+        that lies beyond the start of this run shows that the store was put back meanwhile."""
+        is_later = position > self.run.meta.seq and run not in (0, self.run.number)
+        if is_later and not self._is_earlier:
+            self._is_earlier = True
+            log.warning("the store is an earlier one than nodes know: feeds begin again")
+            self._feeds.lose_all()
+
+    def _set_back(self) -> None:
+        self._events.wake()
+        self._feeds.lose_all()
 
     def pinned_below(self, path: bytes) -> list[bytes]:
         """Returns the paths, at this one or below it, that a policy pins."""

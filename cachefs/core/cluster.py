@@ -241,11 +241,13 @@ class Walked(Message, frozen=True):
 
 class GetEvents(Message, frozen=True):
     """A long poll for invalidations after `after` (negative: from now on); waits up to `wait_s` for
-    the first. Answered by Events, or by the failure PositionGone."""
+    the first. Answered by Events, or by the failure PositionGone. `store_run`: the run of the
+    master's store that `after` is of; 0: of a caller that does not tell."""
 
     namespace: NamespaceId
     after: int
     wait_s: float = 20.0
+    store_run: int = 0
 
 
 class Events(Message, frozen=True):

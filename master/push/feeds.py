@@ -67,7 +67,8 @@ class Feeds:
 
     def load(self) -> None:
         """Continues with what an earlier process left unchecked, and starts the feeds."""
-        self._look_again.load()
+        if not self._look_again.load():
+            self.lose_all()
         self.follow()
 
     async def accept(self, mount: Mount, names: Sequence[bytes]) -> None:
@@ -88,6 +89,15 @@ class Feeds:
         if mount.feed.lost(self._clock()):
             log.warning("%s: changes may not have been reported", mount.record.source.url)
             self._on_gap(mount)
+
+    def lose_all(self) -> None:
+        """Records that reports of every source may be lost, also those to an earlier process."""
+        for mount in self._tree.mounts():
+            if mount.record.push:
+                self._recorded.pop(mount.root, None)
+                mount.feed.lost(self._clock())
+                self._on_gap(mount)
+                self._sync.spawn(self._record(mount))
 
     def follow(self) -> None:
         """Starts and ends feeds, so that those run which the mount table has."""
@@ -182,9 +192,12 @@ class Feeds:
             mount.feed.current(at)
             if at - self._recorded.get(mount.root, 0.0) >= RECORD_S:
                 self._recorded[mount.root] = at
-                record = mount.feed.record(mount.record.push)
-                put = functools.partial(Transaction.put_feed, root=mount.root, record=record)
-                await self._sync.write(put)
+                await self._record(mount)
+
+    async def _record(self, mount: Mount) -> None:
+        record = mount.feed.record(mount.record.push)
+        put = functools.partial(Transaction.put_feed, root=mount.root, record=record)
+        await self._sync.write(put)
 
 
 def _failed(mount: Mount, err: CacheFSError) -> None:

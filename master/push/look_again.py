@@ -27,6 +27,7 @@ from master.tree import Mount, Place, Tree
 AT_ONCE: Final = 16  # requests to origins
 STEP: Final = 100  # names of a directory that are compared one by one in each turn
 PAGE: Final = 4000  # names
+MOST_RECORDS: Final = 4 * MAX_NAMES
 CROWD: Final = 8  # names of one directory within a second: a listing is expected to compare them
 GATHER_S: Final = 0.25  # before all directories have a turn; twice as long each time, while
 LONGEST_GATHER_S: Final = 2.0  # further names are recorded
@@ -50,14 +51,15 @@ class LookAgain:
         self._records = 0  # written since the last `_clean`
         self._rest: asyncio.Task[None] | None = None
 
-    def load(self) -> None:
-        """Reads the names that an earlier process left unchecked, and continues with them."""
+    def load(self) -> bool:
+        """Reads the names that an earlier process left unchecked, and continues with them. Returns
+        False if they are too many: the records of names that were compared are among them."""
         with self._store.snapshot() as reader:
-            found = Names(reader).unchecked(2 * MAX_NAMES)
-        for directory, name in found:
-            self._unchecked.mark(directory, name)
+            found = Names(reader).unchecked(MOST_RECORDS)
+        marks = [self._unchecked.mark(*one) for one in found]
         self._records = len(found)
         self._start()
+        return len(found) < MOST_RECORDS and None not in marks
 
     async def names(self, mount: Mount, paths: Sequence[bytes]) -> None:
         """Compares the names at these paths below a source with the origin, or records that the
@@ -337,7 +339,7 @@ class LookAgain:
     async def _clean(self) -> None:
         """Deletes the records of names that were compared."""
         with self._store.snapshot() as reader:
-            found = Names(reader).unchecked(4 * MAX_NAMES)
+            found = Names(reader).unchecked(MOST_RECORDS)
         ended = [mark for mark in found if not self._unchecked.covers(*mark)]
         for first in range(0, len(ended), PAGE):
             part = ended[first : first + PAGE]

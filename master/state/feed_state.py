@@ -65,5 +65,6 @@ class FeedState:
         return None if self._since is None else FeedRecord(push, self._since, self.current_at)
 
     def restore(self, record: FeedRecord) -> None:
-        """Trusts what was reported to an earlier process, once the feed is up to date again."""
-        self._since = record.since
+        """Trusts what was reported to an earlier process, once the feed is up to date again, but
+        for what is lost."""
+        self._since = max(record.since, self._lost_at)

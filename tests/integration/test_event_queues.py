@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import statistics
 import time
@@ -24,7 +25,8 @@ from master.namespace import Master
 from master.push import feeds, queue_feed
 from master.push.look_again import LookAgain
 from master.push.rounds import MOST_NAMES
-from master.store.transaction import Transaction
+from master.state import unchecked
+from master.store.transaction import Transaction, transact
 from master.tree import Mount
 from tests.integration.test_look_again import size_of
 from tests.integration.test_master import Clock, run
@@ -260,6 +262,71 @@ def test_a_restart_trusts_what_the_queue_kept(
         clock.now += 120.0
 
     play(tmp_path, monkeypatch, change, second)
+
+
+def test_reports_that_a_lost_store_had_handled_count_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is put back to a copy. A node that follows the events shows it."""
+    store, copy = tmp_path / "meta", tmp_path / "copy"
+    heard: list[tuple[int, int]] = []
+
+    async def first(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        assert await read_all(master) == [1, 1]
+        clock.now += 1.0
+        await current(master, clock)
+        await master.close()
+        shutil.copytree(store, copy)
+
+    async def lost(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        origin.put(b"d/a", b"longer")
+        queue.report("d/a")
+        await until(lambda: not queue.waiting)
+        assert await read_all(master) == [6, 1]
+        heard.append((master.position, master.run.number))
+        await master.close()
+        shutil.rmtree(store)
+        shutil.copytree(copy, store)
+
+    async def again(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        clock.now += 61.0
+        await current(master, clock)
+        master.hear_position(*heard[0])
+        await current(master, clock)
+        assert await read_all(master) == [6, 1]
+
+    async def later(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        """The next start finds no record of what was lost."""
+        origin.put(b"d/b", b"longer")
+        queue.report("d/b")
+        clock.now += 61.0
+        await current(master, clock)
+        assert await read_all(master) == [6, 6]
+
+    play(tmp_path, monkeypatch, first, lost, again, later)
+
+
+def test_more_unchecked_names_than_are_kept_count_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def first(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        assert await read_all(master) == [1, 1]
+        clock.now += 1.0
+        await current(master, clock)
+        directory = (await inode_of(master, b"/data/d")).ino
+        marks = [(directory, b"a"), (directory, b"b")]
+        transact(master.store, lambda txn: txn.mark_unchecked(marks)).result()
+        origin.put(b"d/b", b"longer")
+        monkeypatch.setattr(unchecked, "MAX_NAMES", 1)
+
+    async def second(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        clock.now += 61.0
+        await current(master, clock)
+        assert await read_all(master) == [1, 6]
+
+    play(tmp_path, monkeypatch, first, second)
 
 
 def test_after_the_retention_everything_is_compared_again(

@@ -72,7 +72,7 @@ class Stream:
 
     async def _next(self) -> None:
         wait_s = WAIT_S if self.intact else 0.0  # after a failure the reply must not wait
-        request = c.GetEvents(self._namespace, self.seq, wait_s)
+        request = c.GetEvents(self._namespace, self.seq, wait_s, self.store_run)
         reply = await self._master.ask(request, c.Events, answer_s=wait_s + SPARE_S, reach_s=0)
         if reply.store_run != self.store_run:
             log.info("the master was restarted: dropping all cached names")
