@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import time
 from collections.abc import Callable
 
 from cachefs.core.errors import CacheFSError
+from cachefs.core.lasting_clock import lasting_s
 from cachefs.kube import lease
 from cachefs.kube.api import KubeApi
 from cachefs.kube.names import COMPONENT, Object
@@ -24,7 +24,7 @@ class Election:
         api: KubeApi,
         namespace: str,
         name: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lasting_s,
     ) -> None:
         self._api = api
         self._namespace = namespace

@@ -273,13 +273,13 @@ class Expirer:
         retry_s = self._context.wall() + RETRY_S
         quiet = [key for key in keys if self._is_quiet(key)]
         permitted = await self._permission.request(quiet)
-        allowed, monotonic = permitted.allowed, self._context.clocks.monotonic
+        allowed, lasting = permitted.allowed, self._context.clocks.lasting
         for key in keys:
             self._expiry.postpone(key, retry_s)
         if not allowed:
             return
         try:
-            counts = await self._catalog.drop(allowed, lambda: monotonic() < permitted.until_s)
+            counts = await self._catalog.drop(allowed, lambda: lasting() < permitted.until_s)
         except OSError as err:
             return self._catalog.disk_fault(err)
         self._segments.drop_content(allowed)

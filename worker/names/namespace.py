@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,6 +24,7 @@ from cachefs.core.errors import (
     Stale,
     Unsupported,
 )
+from cachefs.core.lasting_clock import lasting_s
 from cachefs.core.model import (
     ROOT_INO,
     ContentId,
@@ -69,7 +69,7 @@ class RemoteNamespace(MasterJobs):
         master: MasterClient,
         greeted: c.Greeted,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lasting_s,
         cache: NodeCache | None = None,
         reach_s: float = REACH_S,
         on_unsure: Callable[[], None] = lambda: None,

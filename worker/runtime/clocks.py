@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cachefs.core.lasting_clock import lasting_s
+
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """`monotonic` and `wall` in seconds; `jitter` uniform in [0, 1)."""
+    """`monotonic`, `lasting` (see there) and `wall` in seconds; `jitter` uniform in [0, 1)."""
 
     monotonic: Callable[[], float] = time.monotonic
+    lasting: Callable[[], float] = lasting_s
     wall: Callable[[], float] = time.time
     jitter: Callable[[], float] = field(default=random.random)

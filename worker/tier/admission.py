@@ -412,7 +412,7 @@ class Admission:
             await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
 
     async def _permitted(self, keys: Sequence[bytes]) -> tuple[list[bytes], float]:
-        """Returns the evictable contents, in order, and the end of the permission (monotonic)."""
+        """Returns the evictable contents, in order, and the end of the permission (see there)."""
         permitted = await self._permission.request(keys)
         self._unanswered += not permitted.is_answered
         return permitted.allowed, permitted.until_s
@@ -446,7 +446,7 @@ class Admission:
         Cancelled: the eviction continues and is accounted for."""
         if not keys or not self._disk.health.in_service:
             return
-        monotonic = self._context.clocks.monotonic
+        lasting = self._context.clocks.lasting
         names = [key.hex() for key in keys]
         call = functools.partial(
             evict,
@@ -454,7 +454,7 @@ class Admission:
             self._disk.writer,
             names,
             need_bytes,
-            lambda: monotonic() < until_s,
+            lambda: lasting() < until_s,
         )
         fence = contextlib.ExitStack()
         fence.enter_context(self._catalog.removing(keys))

@@ -20,7 +20,7 @@ PERMISSION_WAIT_S: Final = 5.0
 
 class Permitted(NamedTuple):
     """The master's answer: keys in the order of the request. `until_s` is the end of the
-    permission (monotonic). Keys without an answer are in neither list. `is_answered` False: the
+    permission (lasting clock). Keys without an answer are in neither list. `is_answered` False: the
     master did not answer for some of them."""
 
     allowed: list[bytes]
@@ -47,7 +47,7 @@ class EvictionPermission:
         refused: set[bytes] = set()
         until_s, is_answered = float("inf"), True
         for namespace, contents in by_namespace.items():
-            sent_at_s = self._context.monotonic()
+            sent_at_s = self._context.clocks.lasting()
             try:
                 answer = await self._request(namespace, contents, limit_s)
             except (CacheFSError, TimeoutError) as err:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 
 from cachefs.core.errors import NotFound, Stale, Unreachable
+from cachefs.core.lasting_clock import lasting_s
 from cachefs.kube import handling
 from cachefs.kube.election import Election
 from cachefs.kube.facts import Facts
@@ -51,7 +53,7 @@ def test_failures_are_counted_and_tried_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(handling, "STALE_S", 0.001)
 
     async def go() -> None:
-        done, facts, results = asyncio.Event(), Facts(), [Stale("old"), Unreachable("away")]
+        done, facts, results = asyncio.Event(), Facts(), [Unreachable("away"), Stale("old")]
 
         async def handle(item: Item) -> float:
             if results:
@@ -117,6 +119,17 @@ def test_a_lease_that_is_given_back_is_taken_at_once() -> None:
         assert api.found["spec"]["holderIdentity"] == "b"
         with pytest.raises(AssertionError):
             await first.hold()
+
+    asyncio.run(go())
+
+
+def test_a_holder_ends_when_its_machine_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        first = Election(cast(Any, Leases()), "s", "a")
+        await first.win()
+        later_s = lasting_s() + 11.0
+        monkeypatch.setattr(time, "clock_gettime", lambda _: later_s)
+        await first.hold()
 
     asyncio.run(go())
 

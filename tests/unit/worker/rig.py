@@ -9,6 +9,7 @@ import functools
 import os
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class Rig:
         self.random = random.Random(seed)
         self.data: dict[int, bytes] = {}
         self.wall_s = 1_700_000_000.0
+        self.suspended_s = 0.0
         self.attached = True
         self.rule = NO_RULE  # of files that are put from now on
 
@@ -144,7 +146,11 @@ class Rig:
         **changes: Any,
     ) -> AsyncIterator[Cache]:
         config = dataclasses.replace(self.config, **changes)
-        clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
+        clocks = Clocks(
+            lasting=lambda: time.monotonic() + self.suspended_s,
+            wall=lambda: self.wall_s,
+            jitter=lambda: 0.01,
+        )
         shared = None
         if is_owned is not None:
             shared = NodeParts(MemoryBudget(budget(0, available_memory())), is_owned)

@@ -258,6 +258,27 @@ def test_what_was_pinned_before_a_late_drop_stays(tmp_path: Path) -> None:
     run(script())
 
 
+def test_a_permission_ends_while_the_machine_is_suspended(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        space.say(1, ttl_s=60.0)
+        async with rig.worker(disk_threads=1) as worker:
+            one, go_on = only(worker), threading.Event()
+            await fetch(worker, NAMESPACE, 1)
+            await one.expirer.tick()
+            rig.wall_s += 60
+            one.disk.threads.submit(go_on.wait, LIMIT_S, done=lambda *_: None)
+            asked = len(space.asked)
+            freeing = asyncio.create_task(one.expirer.tick())
+            await until(lambda: len(space.asked) > asked)
+            rig.suspended_s = space.valid_for_s
+            go_on.set()
+            await freeing
+            assert rig.published() == {rig.name(1)}
+
+    run(script())
+
+
 def test_rules_that_a_late_disk_left_unknown_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
