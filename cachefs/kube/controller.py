@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from cachefs.core.errors import NotFound
+from cachefs.core.errors import NotFound, Stale
 from cachefs.kube import dataset as datasets
 from cachefs.kube import gates, volumes
 from cachefs.kube.api import KubeApi
@@ -183,6 +183,9 @@ class Controller:
             )
         except NotFound:
             return await self._look(dataset)
+        except Stale:
+            self._readings.drop(key)
+            raise
         return after_s or AGAIN_S
 
     async def _read(self, key: Key) -> Dataset | None:
@@ -195,7 +198,7 @@ class Controller:
             self._gone(key, known.uid)
             return None
         found = datasets.parse(thing, self._rules)
-        if self._datasets.put_read(found):
+        if self._datasets.put_read(found, known):
             self._add_pods_of(key)
         self._readings.add(found, self._clock())
         self._with_other_objects.add(key)  # the end of its volume or claim may be missed

@@ -15,7 +15,7 @@ from cachefs.kube.work_queue import Item, Queue
 
 log = logging.getLogger(__name__)
 
-STALE_S: Final = 0.2  # until the watch has the newer version
+STALE_S: Final = 0.2  # until the watch has the newer version; doubled each time
 MOST_WAIT_S: Final = 3600.0
 Handle = Callable[[Item], Awaitable[float]]
 
@@ -70,8 +70,13 @@ class Handling:
         finally:
             self._slots.release()
         self._facts.handled[(item.kind, result)] += 1
-        has_failed = after_s == RETRY
-        self._queue.done(item, self._clock(), 0.0 if has_failed else after_s, has_failed=has_failed)
+        now = self._clock()
+        if result == Stale.code:
+            self._queue.failed(item, now, STALE_S)
+        elif after_s == RETRY:
+            self._queue.failed(item, now)
+        else:
+            self._queue.done(item, now, after_s)
         self._added.set()
 
     async def _result(self, item: Item) -> tuple[float, str]:
@@ -79,7 +84,7 @@ class Handling:
         try:
             after_s = await self._handle(item)
         except Stale:
-            return STALE_S, Stale.code
+            return RETRY, Stale.code
         except CacheFSError as err:
             log.warning("%s %s/%s: %s", *item, err.one_line())
             return RETRY, err.code

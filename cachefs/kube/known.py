@@ -33,9 +33,13 @@ class Datasets:
             dataset = _with_spec(dataset, before)
         return self._set(before, dataset)
 
-    def put_read(self, dataset: Dataset) -> bool:
-        """As `put`, for an object that was read, and not watched: its spec is whole."""
+    def put_read(self, dataset: Dataset, known: Dataset | None = None) -> bool:
+        """As `put`, for an object that was read, and not watched: its spec is whole. `known`: what
+        was known when the read began. If it still is, the reply is newer, whatever its version: an
+        API server that was restored has earlier ones."""
         before = self.by_key.get(dataset.key)
+        if before is not None and before is known:
+            return self._set(before, dataset)
         if before is None or _generation(before) != _generation(dataset):
             return self.put(dataset)
         is_older = is_newer(before.resource_version, dataset.resource_version)

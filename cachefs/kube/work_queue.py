@@ -62,16 +62,17 @@ class Queue:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
-    def done(
-        self, item: Item, now: float, after_s: float = 0.0, *, has_failed: bool = False
-    ) -> None:
+    def failed(self, item: Item, now: float, first_s: float = FIRST_S) -> None:
+        """Ends the handling of a key that failed. It is due again after `first_s`, after each
+        further failure in a row after twice as long."""
+        failures = self._failures.get(item, 0)
+        self.done(item, now, min(MOST_S, first_s * 2.0 ** min(failures, 10)))
+        self._failures[item] = failures + 1
+
+    def done(self, item: Item, now: float, after_s: float = 0.0) -> None:
         """Ends the handling of a key. `after_s`: it is due again then; 0: only if it was added."""
         self._handled.discard(item)
-        if has_failed:
-            failures = self._failures[item] = self._failures.get(item, 0) + 1
-            after_s = min(MOST_S, FIRST_S * 2.0 ** min(failures - 1, 10))
-        else:
-            self._failures.pop(item, None)
+        self._failures.pop(item, None)
         at = self._again.pop(item, math.inf)
         if after_s:
             at = min(at, now + after_s)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from cachefs.core.policies import Policy
+from cachefs.kube import master_view
 from cachefs.kube.controller import Controller
 from cachefs.kube.facts import Facts
 from cachefs.kube.spec import OperatorSpec
@@ -58,5 +62,30 @@ def test_a_claim_that_was_deleted_while_nothing_watched_is_made_again() -> None:
         await lives(world, is_ready)
         del world.objects[CLAIM]
         await lives(world, lambda: CLAIM in world.objects)
+
+    asyncio.run(run())
+
+
+def test_a_dataset_is_handled_by_an_api_server_that_was_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its versions are below the known ones: what is written to those is refused."""
+    monkeypatch.setattr(master_view, "LOOK_S", 0.01)
+
+    async def run() -> None:
+        world, key = World(), ("Dataset", ("ml", "one"))
+        world.create("one", {"source": "s3://b/p"})
+        is_restored = False
+
+        def is_attached_again() -> bool:
+            nonlocal is_restored
+            if world.sources and not is_restored:
+                is_restored = True
+                world.versions = itertools.count(1)
+                world.touch(world.objects[key])
+                world.sources.clear()
+            return is_restored and bool(world.sources)
+
+        await lives(world, is_attached_again)
 
     asyncio.run(run())

@@ -41,6 +41,18 @@ def test_what_was_read_has_the_spec_of_newer_versions_of_its_generation() -> Non
     assert known.by_key["ml", "one"].spec.load.revision == 1
 
 
+def test_a_read_that_nothing_overtook_is_newer_whatever_its_version() -> None:
+    """An API server that was restored has earlier versions."""
+    known = Datasets()
+    known.put(parsed(resourceVersion="11", generation=2, status={"files": 3}))
+    seen = known.by_key["ml", "one"]
+    known.put_read(parsed(resourceVersion="5", generation=1), seen)
+    assert known.by_key["ml", "one"].resource_version == "5"
+    known.put(parsed(resourceVersion="6", generation=2))
+    known.put_read(parsed(resourceVersion="5", generation=1), seen)
+    assert known.by_key["ml", "one"].resource_version == "6"
+
+
 def test_the_end_of_a_former_object_is_not_that_of_its_successor() -> None:
     known = Datasets()
     known.put(parsed(uid="u2", resourceVersion="20"))

@@ -37,7 +37,7 @@ def test_failures_wait_ever_longer_until_a_success() -> None:
     queue.add(ONE, now)
     for _ in range(9):
         assert queue.take(now) == ONE
-        queue.done(ONE, now, has_failed=True)
+        queue.failed(ONE, now)
         waits.append(queue.next_at() - now)
         now = queue.next_at()
     assert waits[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
