@@ -48,13 +48,19 @@ def show(path: str, as_json: bool, chosen: Config) -> None:
     if as_json:
         return output.print_json(document(at, found))
     texts = formatted(found.policy)
-    rows = [[key, texts.get(key, _UNSET.get(key, "-")), _where(at, found, key)] for key in KEYS]
+    rows = [[key, texts.get(key) or _unset(key), _where(at, found, key)] for key in KEYS]
     for line in output.columns([["POLICY", "VALUE", "FROM"], *rows]):
         click.echo(line)
     for one in found.below:
         click.echo(f"below: {at.shown(one.path)}  {policy_text(one.policy)}")
     if found.below_count > len(found.below):
         click.echo(f"and {found.below_count - len(found.below)} more below")
+
+
+def _unset(key: str) -> str:
+    """Returns what stands for a value that the server does not have: one of an earlier version
+    does not know every key."""
+    return _UNSET.get(key, "not known to this server")
 
 
 def _where(at: PolicyTarget, found: m.PoliciesAt, key: str) -> str:

@@ -136,8 +136,9 @@ class FakeNode:
     def _policies_at(self, path: bytes) -> m.PoliciesAt:
         table, found = self._policies, self._policies.effective(path)
         below = [m.PolicySaid(*one) for one in table.below(path)]
+        policy = msgspec.structs.replace(found.policy, **dict.fromkeys(self.unknown_policies))
         return m.PoliciesAt(
-            found.policy, found.where, table.at(path), below[:1], len(below), [*found.quotas]
+            policy, found.where, table.at(path), below[:1], len(below), [*found.quotas]
         )
 
     def _list(self, body: m.ListDir) -> m.Listing:

@@ -93,6 +93,9 @@ def test_a_key_that_an_earlier_server_drops_is_not_called_set(node: FakeNode, ru
         " earlier version; upgrade both, then repeat the command\n"
     )
     assert ok(run("policy", "set", "/mnt/data", "pin=no")) == "OK, /mnt/data: pin=no ttl=7d\n"
+    shown = [line.split()[:3] for line in ok(run("policy", "show", "/mnt/data")).splitlines()]
+    assert ["view", "not", "known"] in shown
+    assert ["profile", "none", "default"] in shown
 
 
 def test_ttl(node: FakeNode, run: Run) -> None:
