@@ -13,7 +13,6 @@ from cachefs.cli import detach
 from cachefs.cli.mounts import is_dead, locate
 from cachefs.core.errors import AccessDenied, CannotMount, InUse, NotADirectory
 from cachefs.core.mountinfo import Mount, read_mounts
-from cachefs.launcher.processes import is_served
 from cachefs.launcher.state import MountRecord, StateHome
 
 DEV_FUSE: Final = "/dev/fuse"
@@ -63,7 +62,7 @@ def is_unserved(mountpoint: str, record: MountRecord | None) -> bool:
     mount = mounts.at(mountpoint)
     covers = [] if mount is None else mounts.covers_of(mount)
     if any(cover.mountpoint == mountpoint for cover in covers):
-        return record is not None and not is_served(record)
+        return record is not None and not record.is_served()
     return is_dead(mountpoint)
 
 
@@ -76,7 +75,7 @@ def clear_dead(mountpoint: str, home: StateHome) -> None:
     """Detaches a dead mount, and removes its record if no process serves it."""
     detach.detach(mountpoint, lazy=True)
     record = home.find_mount(mountpoint)
-    if record is not None and not is_served(record):
+    if record is not None and not record.is_served():
         home.remove_mount(mountpoint, record.pid)
 
 

@@ -22,7 +22,7 @@ from cachefs.core.errors import CacheFSError, DeadlineExceeded, NotFound, Protoc
 from cachefs.core.model import Inode, NamespaceId
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.launcher.hung_server import unanswered
-from cachefs.launcher.process_watch import is_of_user, is_ours
+from cachefs.launcher.process_watch import is_of_user
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
@@ -160,7 +160,7 @@ def _connect(record: MountRecord) -> BlockingClient:
         try:
             return BlockingClient.connect(record.socket, owner=record.owner)
         except (Unreachable, OSError):
-            if time.monotonic() > deadline or not is_ours(record.pid, record.born):
+            if time.monotonic() > deadline or not record.client_process.lives():
                 raise
             time.sleep(_PAUSE_S)
 
@@ -193,7 +193,7 @@ def _unanswered(record: MountRecord, err: CacheFSError | OSError) -> Unreachable
 def _is_server(pointer: Pointer, record: MountRecord) -> bool:
     """Returns False for a pid in another user's pointer that is not that user's process."""
     is_its = record.owner < 0 or is_of_user(pointer.pid, record.owner)
-    return is_its and is_ours(pointer.pid, pointer.born)
+    return is_its and pointer.process.lives()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 
 from cachefs.core.errors import CacheFSError
-from cachefs.launcher.process_watch import is_ours
 from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import MountRecord, StateHome
 
@@ -68,7 +67,7 @@ class MountRecordWriter:
         was_due, self._is_kept, self._is_due = self._is_due, False, False
         current = self._current()
         found = self._home.find_mount(current.mountpoint) if was_due else None
-        is_left = found is not None and not is_ours(found.pid, found.born)
+        is_left = found is not None and not found.client_process.lives()
         pid = found.pid if found is not None and is_left else current.pid
         try:
             self._home.remove_mount(current.mountpoint, pid)

@@ -16,7 +16,7 @@ import msgspec
 from cachefs.core.addresses import is_cluster
 from cachefs.core.errors import CacheFSError, InUse
 from cachefs.launcher.cache_record import KEPT_NAME, read
-from cachefs.launcher.processes import held_bytes, is_ours, is_served, launch_lock
+from cachefs.launcher.processes import held_bytes, launch_lock
 from cachefs.launcher.state import (
     CACHE_NAME,
     LOG_NAME,
@@ -85,7 +85,7 @@ def _entry(directory: Path, users: dict[str, int]) -> Entry:
     caches = kept.cache_dirs if kept is not None else [str(own)]
     pointer = read_pointer(directory)
     pid = users.get(str(directory), 0)
-    if pointer is not None and is_ours(pointer.pid, pointer.born):
+    if pointer is not None and pointer.process.lives():
         pid = pointer.pid
     return Entry(
         directory.name,
@@ -131,7 +131,7 @@ def _users(home: StateHome) -> dict[str, int]:
     also while its server restarts."""
     found: dict[str, int] = {}
     for record in home.mount_records():
-        if is_served(record):
+        if record.is_served():
             pid = record.pid or record.supervisor
             found[os.path.dirname(record.socket)] = pid
             if not is_cluster(record.source.url):

@@ -26,7 +26,6 @@ from cachefs.launcher.processes import (
     Server,
     answers,
     cache_size,
-    is_ours,
     launch_lock,
     module_command,
     running,
@@ -107,7 +106,7 @@ def _wait_for_return(directory: Path) -> None:
     deadline = time.monotonic() + RETURN_S
     while time.monotonic() < deadline:
         pointer = read_pointer(directory)
-        if pointer is not None and is_ours(pointer.pid, pointer.born):
+        if pointer is not None and pointer.process.lives():
             return
         time.sleep(_POLL_S)
 
@@ -118,7 +117,7 @@ def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:
     found = [pointer for path in home.node_dirs(address) if (pointer := read_pointer(path))]
     mounts = collections.Counter(record.socket for record in home.mount_records())
     for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays, mounts[p.socket])):
-        if is_ours(pointer.pid, pointer.born) and answers(pointer):
+        if pointer.process.lives() and answers(pointer):
             return pointer
     return None
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from cachefs.client.sockets import connect_socket, listener_pid
 from cachefs.core.errors import Unreachable
-from cachefs.launcher.process_watch import Watch, is_stopped
+from cachefs.launcher.process_watch import ProcessId, Watch, is_stopped
 from cachefs.launcher.state import read_pointer
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def find_server(socket_path: str, pid: int) -> Watch | None:
     pointer = read_pointer(Path(socket_path).parent)
     if pointer is None or pointer.stays or pointer.pid != pid:
         return None
-    return Watch(pid)
+    return Watch(ProcessId(pid))
 
 
 def unanswered(pid: int, path: str) -> Unreachable:

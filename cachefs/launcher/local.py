@@ -24,8 +24,8 @@ from cachefs.core.errors import BadConfig, DeadlineExceeded
 from cachefs.core.specs import MasterSpec, Security, Started, WorkerSpec
 from cachefs.launcher import state, tokens
 from cachefs.launcher.cluster import start_master, start_worker, tier_of
-from cachefs.launcher.process_watch import birth_of
-from cachefs.launcher.processes import Watch, cache_size, is_ours, launch_lock
+from cachefs.launcher.process_watch import ProcessId, Watch, birth_of
+from cachefs.launcher.processes import cache_size, launch_lock
 from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
 
 DIRECTORY_NAME: Final = "local"
@@ -39,8 +39,7 @@ _HOST: Final = "127.0.0.1"
 
 
 class LocalProcess(msgspec.Struct, frozen=True):
-    """A master or a worker. `pid` 0: it was never started. `born`: see `process_watch.birth_of`; ""
-    in records of earlier versions."""
+    """A master or a worker. `pid` 0: it was never started. `born`: see `ProcessId`."""
 
     name: str
     url: str = ""
@@ -48,8 +47,12 @@ class LocalProcess(msgspec.Struct, frozen=True):
     born: str = ""
 
     @property
+    def process(self) -> ProcessId:
+        return ProcessId(self.pid, self.born)
+
+    @property
     def runs(self) -> bool:
-        return bool(self.pid) and is_ours(self.pid, self.born)
+        return self.process.lives()
 
 
 class LocalCluster(msgspec.Struct, frozen=True):
@@ -224,7 +227,7 @@ def down(cluster: LocalCluster) -> list[LocalProcess]:
 
 
 def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
-    watches = [(process, Watch(process.pid, process.born)) for process in processes if process.runs]
+    watches = [(process, Watch(process.process)) for process in processes if process.runs]
     for _, watch in watches:
         watch.signal(signal.SIGTERM)
     for process, watch in watches:

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _START_FIELD: Final = 19  # `starttime`, counted from the state; see proc(5)
 
@@ -41,16 +41,21 @@ def _stat_fields(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
-def is_ours(pid: int, born: str = "") -> bool:
-    """Returns whether this is a live process of CacheFS, and not another one that reused the pid of
-    the process that was born then ("": not known)."""
-    if born and birth_of(pid) != born:
-        return False
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"cachefs" in title
+class ProcessId(NamedTuple):
+    """A process as a record names it. `born` "": not known, as in records of earlier versions."""
+
+    pid: int
+    born: str = ""
+
+    def lives(self) -> bool:
+        """Returns whether this is a live process of CacheFS, and not one that reused the pid."""
+        if self.born and birth_of(self.pid) != self.born:
+            return False
+        try:
+            title = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return b"cachefs" in title
 
 
 def is_stopped(pid: int) -> bool:
@@ -70,13 +75,12 @@ def is_of_user(pid: int, uid: int) -> bool:
 class Watch:
     """Watches a process through a pidfd, so that a reused pid is never mistaken for it."""
 
-    def __init__(self, pid: int, born: str = "") -> None:
-        """`born`: as in `is_ours`."""
-        self.pid = pid
-        try:
-            self._fd = os.pidfd_open(pid) if is_ours(pid, born) else -1
-        except OSError:
-            self._fd = -1
+    def __init__(self, process: ProcessId) -> None:
+        self.pid, self._fd = process.pid, -1
+        with contextlib.suppress(OSError):
+            self._fd = os.pidfd_open(process.pid)
+        if not process.lives():  # asked later: what lives has this descriptor
+            self.__exit__()
 
     def __enter__(self) -> Watch:
         return self

@@ -44,11 +44,11 @@ from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import hung_server, state
 from cachefs.launcher.directories import check_own
+from cachefs.launcher.process_watch import ProcessId as ProcessId
 from cachefs.launcher.process_watch import Watch as Watch
-from cachefs.launcher.process_watch import is_ours as is_ours
 from cachefs.launcher.process_watch import is_stopped
 from cachefs.launcher.reserve import Reserve
-from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
+from cachefs.launcher.state import Pointer, StateHome, read_pointer
 from cachefs.launcher.stdin_document import standard_input
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
@@ -251,7 +251,7 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
     while (pointer := read_pointer(directory)) is not None:
         if answers(pointer):
             return pointer
-        if not is_ours(pointer.pid, pointer.born):
+        if not pointer.process.lives():
             return None
         is_late = time.monotonic() > deadline
         if is_late and hang_limit_s and hung_server.end_listener(pointer.socket):
@@ -272,13 +272,6 @@ def answers(pointer: Pointer) -> bool:
         if lacks_descriptors(err):
             raise
         return False
-
-
-def is_served(record: MountRecord) -> bool:
-    """Returns whether the client or the supervisor of this mount lives."""
-    return is_ours(record.pid, record.born) or bool(
-        record.supervisor and is_ours(record.supervisor, record.supervisor_born)
-    )
 
 
 def start_child(

@@ -51,7 +51,7 @@ from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.owned_fd import opened
 from cachefs.core.specs import ClientSpec, MasterAccess
 from cachefs.launcher.directories import check_unshared
-from cachefs.launcher.process_watch import birth_of
+from cachefs.launcher.process_watch import ProcessId, birth_of
 
 POINTER_NAME: Final = "server.json"
 SOCKET_NAME: Final = "server.sock"
@@ -69,7 +69,7 @@ _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Pointer(msgspec.Struct, frozen=True):
     """The address of the server of a source or cache directory. `stays`: the server outlives its
     mounts, and its starter (a service manager, an operator) restarts it. `url`: its address for
-    peers. `born`: see `process_watch.birth_of`; "" in pointers of earlier versions."""
+    peers. `born`: see `ProcessId`."""
 
     socket: str
     pid: int
@@ -80,6 +80,10 @@ class Pointer(msgspec.Struct, frozen=True):
     @classmethod
     def of_this_process(cls, socket: str, *, stays: bool = False, url: str = "") -> Pointer:
         return cls(socket, os.getpid(), stays, url, birth_of(os.getpid()))
+
+    @property
+    def process(self) -> ProcessId:
+        return ProcessId(self.pid, self.born)
 
 
 class MountRecord(msgspec.Struct, frozen=True):
@@ -92,7 +96,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     sync_interval_s: float = 60.0
     read_only: bool = True
     supervisor: int = 0  # its pid; 0: none
-    born: str = ""  # when the process `pid` started; "" in records of earlier versions
+    born: str = ""  # of the process `pid`, see `ProcessId`
     supervisor_born: str = ""
     uid: int = -1  # for inodes without one at the origin; of() sets the mounting user
     gid: int = -1
@@ -120,6 +124,18 @@ class MountRecord(msgspec.Struct, frozen=True):
             dir_mode=spec.dir_mode,
             master_access=spec.master_access,
         )
+
+    @property
+    def client_process(self) -> ProcessId:
+        return ProcessId(self.pid, self.born)
+
+    @property
+    def supervisor_process(self) -> ProcessId:
+        return ProcessId(self.supervisor, self.supervisor_born)
+
+    def is_served(self) -> bool:
+        """Returns whether the client or the supervisor of this mount lives."""
+        return self.client_process.lives() or self.supervisor_process.lives()
 
 
 def source_id(spec: UfsSpec) -> str:

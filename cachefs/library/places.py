@@ -22,7 +22,6 @@ from cachefs.core.errors import BadConfig, DeadlineExceeded, NotFound, Unreachab
 from cachefs.core.messages import Attach
 from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import Mount, Mounts
-from cachefs.launcher.processes import is_served
 from cachefs.launcher.state import StateHome
 from cachefs.library.dialers import HANG_LIMIT_S, MountDialer, ServerDialer
 from cachefs.library.mount_table import MountTable
@@ -125,7 +124,7 @@ class Places:
         home = state_home(settings)
         for record in home.mount_records():
             base = record.source.url
-            if is_below(url, base) and is_served(record):
+            if is_below(url, base) and record.is_served():
                 return MountDialer(home, record)
         return None
 

@@ -30,7 +30,7 @@ from cachefs.core.specs import ServerSpec
 from cachefs.fuse import mounting
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
 from cachefs.fuse.kernel.table import TakeoverTable
-from cachefs.launcher.processes import Watch, ensure_server
+from cachefs.launcher.processes import ProcessId, Watch, ensure_server
 from tests.services.abort_late import abort
 from tests.services.kernel_process import Handed
 
@@ -152,7 +152,7 @@ class KernelMount:
         assert not hung, f"it hung: {self.log.read_text()}"
 
     def _wait_server_ends(self) -> None:
-        with Watch(self.client.welcome.pid) as watch:
+        with Watch(ProcessId(self.client.welcome.pid)) as watch:
             assert watch.ended(ANSWER_S), "the server does not end after its last mount"
 
     def _mount(self) -> tuple[int, Negotiated]:

@@ -36,7 +36,6 @@ from cachefs.core.printable import printable
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
 from cachefs.launcher.cluster import CLUSTER_MODULES
-from cachefs.launcher.processes import is_ours, is_served
 from cachefs.launcher.state import MountRecord, StateHome, private_dir, read_pointer, remove_pointer
 
 EXTRAS: Final = {
@@ -278,12 +277,12 @@ def _home(home: StateHome) -> CheckResult:
 def is_stale(record: MountRecord, table: Mounts) -> bool:
     """Returns whether a record is neither mounted nor held by a living process."""
     mount = table.at(record.mountpoint)
-    return (mount is None or not mount.is_cachefs) and not is_served(record)
+    return (mount is None or not mount.is_cachefs) and not record.is_served()
 
 
 def _pointer(directory: Path, fix: bool) -> Iterator[CheckResult]:
     pointer = read_pointer(directory)
-    if pointer is not None and not is_ours(pointer.pid, pointer.born):
+    if pointer is not None and not pointer.process.lives():
         name, detail = f"server of {directory.name}", f"pid {pointer.pid} has ended"
         yield _left(name, "note", detail, fix, lambda: remove_pointer(directory, pointer.pid))
 

@@ -14,7 +14,7 @@ from cachefs.core.errors import CannotMount, NotFound
 from cachefs.core.mountinfo import read_mounts
 from cachefs.launcher import local
 from cachefs.launcher.local import LocalCluster
-from cachefs.launcher.processes import Watch, is_served
+from cachefs.launcher.processes import Watch
 from cachefs.launcher.state import MountRecord, StateHome
 
 
@@ -54,7 +54,7 @@ def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:
         mount = read_mounts().at(record.mountpoint)
         if mount is not None and mount.is_cachefs:
             raise
-        with Watch(record.pid, record.born) as watch:
+        with Watch(record.client_process) as watch:
             watch.ended(umount.CLIENT_END_S)
 
 
@@ -66,5 +66,5 @@ def mounts_of(cluster: LocalCluster, home: StateHome) -> list[MountRecord]:
         for record in home.mount_records()
         if is_cluster(record.source.url)
         and parse_cluster(record.source.url).address == address
-        and is_served(record)
+        and record.is_served()
     ]

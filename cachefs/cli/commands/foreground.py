@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from types import FrameType
@@ -12,7 +11,7 @@ from cachefs.cli import detach
 from cachefs.core.mountinfo import read_mounts
 from cachefs.core.specs import ClientSpec
 from cachefs.launcher import processes
-from cachefs.launcher.processes import STOP_SIGNALS, Watch, is_ours, is_served
+from cachefs.launcher.processes import STOP_SIGNALS, ProcessId, Watch
 from cachefs.launcher.state import MountRecord, StateHome
 
 LOOK_S: Final = 3600.0
@@ -26,7 +25,7 @@ class Foreground:
 
     def __init__(self, spec: ClientSpec, pid: int) -> None:
         self._spec = spec
-        self._pid = pid
+        self._process = ProcessId(pid)
         self._is_supervised = spec.transport == "kernel"
         self._signals = 0
         for number in STOP_SIGNALS:
@@ -35,34 +34,34 @@ class Foreground:
     def stay(self) -> int:
         """Waits for the end of the mount and returns the exit code. The first signal unmounts. With
         a supervisor the second one no longer waits for readers. Later ones send SIGKILL."""
-        code = processes.wait_child(self._pid)
-        while (supervisor := self._next()) > 0:
-            self._pid, code = supervisor, 0
+        code = processes.wait_child(self._process.pid)
+        while (supervisor := self._next()) is not None:
+            self._process, code = supervisor, 0
             self._wait(supervisor)
         left = read_mounts().at(self._spec.mountpoint)
         if left is not None and left.is_cachefs:
             detach.detach(self._spec.mountpoint, lazy=True)
         return 0 if self._signals else code
 
-    def _wait(self, supervisor: int) -> None:
+    def _wait(self, supervisor: ProcessId) -> None:
         with Watch(supervisor) as watch:
             if self._signals:  # received while no supervisor ran
                 watch.signal(signal.SIGTERM)
             while not watch.ended(LOOK_S):
                 pass
 
-    def _next(self) -> int:
-        """Returns the pid of the supervisor that follows a lost one; 0 when the mount has ended."""
+    def _next(self) -> ProcessId | None:
+        """Returns the supervisor that follows a lost one; None when the mount has ended."""
         deadline = time.monotonic() + FOLLOW_S
         while self._is_supervised and time.monotonic() < deadline:
             record = self._record()
-            if record is None or not is_served(record):
-                return 0
-            follows = is_ours(record.supervisor, record.supervisor_born)
-            if record.supervisor != self._pid and follows:
-                return record.supervisor
+            if record is None or not record.is_served():
+                return None
+            found = record.supervisor_process
+            if found.pid != self._process.pid and found.lives():
+                return found
             time.sleep(_PAUSE_S)
-        return 0
+        return None
 
     def _record(self) -> MountRecord | None:
         return StateHome(self._spec.home).find_mount(self._spec.mountpoint)
@@ -70,13 +69,13 @@ class Foreground:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         if self._signals <= (2 if self._is_supervised else 1):
-            return self._signal(self._pid, signal.SIGTERM)
-        self._signal(self._pid, signal.SIGKILL)
+            return _signal(self._process, signal.SIGTERM)
+        _signal(self._process, signal.SIGKILL)
         record = self._record()
         if record is not None and self._is_supervised:
-            self._signal(record.pid, signal.SIGKILL, record.born)
+            _signal(record.client_process, signal.SIGKILL)
 
-    @staticmethod
-    def _signal(pid: int, number: signal.Signals, born: str = "") -> None:
-        if is_ours(pid, born):
-            os.kill(pid, number)
+
+def _signal(process: ProcessId, number: signal.Signals) -> None:
+    with Watch(process) as watch:
+        watch.signal(number)

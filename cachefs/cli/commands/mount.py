@@ -25,7 +25,7 @@ from cachefs.fuse import mount_flags
 from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.directories import check_own
-from cachefs.launcher.processes import Server, Watch
+from cachefs.launcher.processes import ProcessId, Server, Watch
 
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
@@ -234,7 +234,7 @@ def stop_if_unused(socket: str) -> None:
             reply = client.call(m.Status(), ASK_S)
             if not isinstance(reply, m.StatusReply) or reply.status.get("mounts"):
                 return
-            watches = [Watch(pid) for pid in _server_pids(reply.status)]
+            watches = [Watch(ProcessId(pid)) for pid in _server_pids(reply.status)]
             client.call(m.Detach("nothing is mounted"), ASK_S)
     except (CacheFSError, OSError):
         return  # it has ended, or ends when no mount joins it

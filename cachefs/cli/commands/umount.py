@@ -24,7 +24,7 @@ from cachefs.core.errors import CacheFSError, CannotMount, DeadlineExceeded, InU
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 from cachefs.fuse import mounting
 from cachefs.fuse.supervisor.stale_mount_cleanup import announce_mount_end
-from cachefs.launcher.processes import Watch, is_served
+from cachefs.launcher.processes import Watch
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 
 CLIENT_END_S: Final = 20.0
@@ -78,13 +78,11 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         # Watched from before the unmount, so that a reused pid is never waited for.
         client_watch = supervisor_watch = server_watch = None
         if record is not None:
-            client_watch = stack.enter_context(Watch(record.pid, record.born))
-        supervisor = record.supervisor if record is not None else 0
-        if record is not None and supervisor:
-            supervisor_watch = stack.enter_context(Watch(supervisor, record.supervisor_born))
+            client_watch = stack.enter_context(Watch(record.client_process))
+            supervisor_watch = stack.enter_context(Watch(record.supervisor_process))
         if server is not None:
-            server_watch = stack.enter_context(Watch(server.pid, server.born))
-        dead = record is not None and not is_served(record)
+            server_watch = stack.enter_context(Watch(server.process))
+        dead = record is not None and not record.is_served()
         users.leave(mount.mountpoint)
         at_once = lazy or (dead and bool(table.covers_of(mount)))
         _uncover(mount, table, lazy=at_once)
@@ -98,7 +96,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         if client_watch is not None and not client_watch.ended(limit_s):
             return mount.mountpoint, _not_ended(record, lazy, holders)
         if supervisor_watch is not None and not supervisor_watch.ended(SUPERVISOR_END_S):
-            return mount.mountpoint, f"its supervisor (pid {supervisor}) has not ended yet"
+            return mount.mountpoint, f"its supervisor (pid {record.supervisor}) has not ended yet"
         try:
             home.remove_mount(mount.mountpoint, record.pid)
         except CacheFSError as err:
@@ -193,5 +191,5 @@ def _others(record: MountRecord, home: StateHome) -> bool:
     return any(
         other.socket == record.socket and other.mountpoint != record.mountpoint
         for other in home.mount_records()
-        if is_served(other)
+        if other.is_served()
     )

@@ -25,7 +25,7 @@ from cachefs.fuse import failure_notes, mounting
 from cachefs.fuse.agent import state as s
 from cachefs.fuse.agent.facts import AgentFacts
 from cachefs.fuse.deposits import Deposit, Event, HolderClient, kept_name
-from cachefs.launcher.process_watch import Watch
+from cachefs.launcher.process_watch import ProcessId, Watch
 from cachefs.launcher.processes import start_supervisor, stop_signals
 from cachefs.network.unix_sockets import close_all
 
@@ -229,7 +229,7 @@ class Agent:
             pid = start_supervisor(SupervisorSpec(client, held=held), fds)
         finally:
             close_all(fds)
-        self._supervisors[pid] = key, client.mountpoint, Watch(pid)
+        self._supervisors[pid] = key, client.mountpoint, Watch(ProcessId(pid))
         log.info("started supervisor %d of %s (%s)", pid, client.mountpoint, key)
 
     def _abort(self, key: str) -> None:

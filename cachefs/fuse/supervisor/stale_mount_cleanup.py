@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 import cachefs
@@ -17,7 +17,6 @@ from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import ClientSpec
 from cachefs.fuse import mounting
-from cachefs.launcher.processes import is_ours
 from cachefs.launcher.state import StateHome
 
 log = logging.getLogger(__name__)
@@ -45,14 +44,13 @@ def abort(device: str) -> None:
         log.info("the connection ends with its last descriptor: %s", err)
 
 
-def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
+def remove_record(spec: ClientSpec, ours: Collection[int]) -> None:
     """Removes the record unless it is the next mount's. `ours`: this mount's remaining pids."""
     home = StateHome(spec.home)
     record = home.find_mount(spec.mountpoint)
     if record is not None:
-        births = {record.pid: record.born, record.supervisor: record.supervisor_born}
-        others = births.keys() - {0, *ours}
-        if not any(is_ours(pid, births[pid]) for pid in others):
+        processes = (record.client_process, record.supervisor_process)
+        if not any(one.lives() for one in processes if one.pid not in ours):
             try:
                 home.remove_mount(spec.mountpoint, record.pid)
             except CacheFSError as err:  # the disk of the state home cannot be written

@@ -12,6 +12,7 @@ import pytest
 
 from cachefs.core.model import UfsSpec
 from cachefs.launcher import cache_record
+from cachefs.launcher.process_watch import ProcessId
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, source_id, write_pointer
 from tests.unit.cli.test_commands import ok, refused
 
@@ -140,9 +141,7 @@ def test_rm_of_what_is_used_removes_nothing(
     caches: dict[str, Path], home: StateHome, run: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever shows that it is used. The pid is that of this test."""
-    for module in ("processes", "cache_entries"):
-        name = f"cachefs.launcher.{module}.is_ours"
-        monkeypatch.setattr(name, lambda pid, born="": pid == os.getpid())
+    monkeypatch.setattr(ProcessId, "lives", lambda process: process.pid == os.getpid())
     directory = caches["old"]
     held = -1
     if how == "server":

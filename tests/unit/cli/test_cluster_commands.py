@@ -22,6 +22,7 @@ from cachefs.core.mountinfo import Mounts
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.specs import Security
+from cachefs.launcher.process_watch import ProcessId
 from cachefs.launcher.state import MountRecord, StateHome, private_dir, write_document
 from tests.unit.cli.fake_master import FakeMaster
 from tests.unit.cli.test_commands import Run, ok, refused
@@ -673,7 +674,7 @@ def test_a_cluster_whose_master_died_is_the_configured_one(
     record = {"directory": str(directory), "home": str(home.path), "processes": processes}
     write_document(directory, "cluster.json", record)
     write_document(home.path, "local.json", {"directory": str(directory)})
-    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid, born="": pid == 102)
+    monkeypatch.setattr(ProcessId, "lives", lambda process: process.pid == 102)
     assert "127.0.0.1:1: the master does not answer" in refused(run("ls", "/p"))
-    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid, born="": False)
+    monkeypatch.setattr(ProcessId, "lives", lambda process: False)
     assert "not under a CacheFS mount" in refused(run("ls", "/p"))

@@ -14,6 +14,7 @@ from cachefs.core.health import HealthProblem, problem
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterAccess
 from cachefs.launcher import local
+from cachefs.launcher.process_watch import ProcessId
 from cachefs.launcher.state import MountRecord, private_dir, write_document
 
 URL = "http://10.0.0.1:19998"
@@ -60,7 +61,7 @@ def test_a_mount_completes_the_settings_of_its_connection(tmp_path: Path) -> Non
 def test_a_master_of_up_that_has_ended_is_started_by_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "is_ours", lambda pid, born="": bool(pid))
+    monkeypatch.setattr(ProcessId, "lives", lambda process: bool(process.pid))
     away = problem("MASTER_AWAY", URL, "", "start it: cachefs master")
     home = state_home(load_settings({"home": str(tmp_path)}, None))
     directory = str(private_dir(tmp_path / "elsewhere"))

@@ -13,6 +13,7 @@ from cachefs.cli.commands import doctor, status
 from cachefs.cli.transport import Machine
 from cachefs.core.errors import Unsupported
 from cachefs.core.model import UfsSpec
+from cachefs.launcher.process_watch import ProcessId
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.conftest import Run
 
@@ -117,8 +118,8 @@ def test_a_record_is_kept_while_its_supervisor_lives(
 ) -> None:
     """Its client has just died and the next is starting."""
     home.write_mount(MountRecord("/mnt/a", UfsSpec("s3://b"), 10, "/s", supervisor=20))
-    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid, born="": pid == 20)
+    monkeypatch.setattr(ProcessId, "lives", lambda process: process.pid == 20)
     assert "record of /mnt/a" not in run("doctor", "--fix")[1]
-    monkeypatch.setattr("cachefs.launcher.processes.is_ours", lambda pid, born="": False)
+    monkeypatch.setattr(ProcessId, "lives", lambda process: False)
     assert "record of /mnt/a" in run("doctor", "--fix")[1]
     assert home.mount_records() == []

@@ -49,7 +49,7 @@ class Machine:
     def kill(self, name: str) -> None:
         pointer = read_pointer(Path(self.socket(name)).parent)
         assert pointer is not None
-        with Watch(pointer.pid) as watch:
+        with Watch(pointer.process) as watch:
             watch.signal(signal.SIGKILL)
             assert watch.ended(10)
 

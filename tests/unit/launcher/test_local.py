@@ -9,6 +9,7 @@ import pytest
 from cachefs.core.errors import BadConfig
 from cachefs.core.specs import MasterSpec, Started
 from cachefs.launcher import local
+from cachefs.launcher.process_watch import ProcessId
 from cachefs.launcher.state import StateHome
 
 
@@ -54,7 +55,7 @@ def test_the_cluster_of_a_command_is_one_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = {1, 2, 3}
-    monkeypatch.setattr(local, "is_ours", lambda pid, born="": pid in running)
+    monkeypatch.setattr(ProcessId, "lives", lambda process: process.pid in running)
     home = StateHome(str(tmp_path))
     first, second, third = (str(tmp_path / name) for name in ("first", "second", "third"))
     for pid, directory in enumerate((first, second, third), 1):

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from cachefs.core.model import UfsSpec
 from cachefs.launcher.local import LocalProcess
-from cachefs.launcher.process_watch import Watch, birth_of, is_ours
-from cachefs.launcher.processes import is_served
+from cachefs.launcher.process_watch import ProcessId, Watch, birth_of
 from cachefs.launcher.state import MountRecord, Pointer
 
 _PROGRAM = "import sys; print(flush=True); sys.stdin.read()"
@@ -34,9 +33,9 @@ def process_of_cachefs() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_only_the_process_that_was_born_then_is_meant() -> None:
     with process_of_cachefs() as process:
-        assert is_ours(process.pid)
-        assert is_ours(process.pid, birth_of(process.pid))
-        assert not is_ours(process.pid, birth_of(os.getpid()))
+        assert ProcessId(process.pid).lives()
+        assert ProcessId(process.pid, birth_of(process.pid)).lives()
+        assert not ProcessId(process.pid, birth_of(os.getpid())).lives()
     assert birth_of(process.pid) == ""
 
 
@@ -45,7 +44,7 @@ def test_a_thread_is_not_the_process_that_had_its_number() -> None:
     thread = threading.Thread(target=held.wait)
     thread.start()
     try:
-        assert not is_ours(thread.native_id or 0, "another boot:1")
+        assert not ProcessId(thread.native_id or 0, "another boot:1").lives()
     finally:
         held.set()
         thread.join()
@@ -56,9 +55,9 @@ def test_records_of_ended_processes_name_no_process() -> None:
     with process_of_cachefs() as process:
         pid = process.pid
         record = MountRecord("/mnt", UfsSpec("s3://b"), pid, "/s", 60.0, True, pid, before, before)
-        assert not is_served(record)
+        assert not record.is_served()
         assert not LocalProcess("worker-0", "", pid, before).runs
-        with Watch(pid, before) as watch:
+        with Watch(record.client_process) as watch:
             watch.signal(signal.SIGKILL)
             assert watch.ended(0.0)
         assert process.poll() is None

@@ -26,7 +26,7 @@ from cachefs.core.specs import ClientSpec, ServerSpec
 from cachefs.fuse import client
 from cachefs.launcher import hung_server, processes, state
 from cachefs.launcher.process_watch import birth_of
-from cachefs.launcher.processes import Watch, ensure_server
+from cachefs.launcher.processes import ProcessId, Watch, ensure_server
 from tests.services.processes import stop, wait_until
 from tests.unit.cli.fake_node import FakeNode
 from tests.unit.launcher.test_process_watch import process_of_cachefs
@@ -65,7 +65,7 @@ class Launcher:
 
     def stop(self) -> None:
         for path in self.home.glob("pid-*"):
-            with Watch(int(path.read_text())) as watch:
+            with Watch(ProcessId(int(path.read_text()))) as watch:
                 watch.signal(signal.SIGKILL)
                 assert watch.ended(10)
 
@@ -78,7 +78,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 def ended(pid: int) -> bool:
-    with Watch(pid) as watch:
+    with Watch(ProcessId(pid)) as watch:
         return watch.ended(10)
 
 
@@ -175,7 +175,7 @@ def test_a_server_that_hangs_is_named(launcher: Launcher, monkeypatch: pytest.Mo
     monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
     pointer = state.Pointer(str(launcher.source_dir() / "server.sock"), os.getpid())
     state.write_pointer(launcher.source_dir(), pointer)
-    monkeypatch.setattr(processes, "is_ours", lambda pid, born="": pid == os.getpid())
+    monkeypatch.setattr(ProcessId, "lives", lambda process: process.pid == os.getpid())
     with pytest.raises(errors.Unreachable, match=f"pid {os.getpid()}"):
         launcher.start()
 
@@ -290,7 +290,7 @@ def test_a_server_that_hangs_is_replaced_where_that_is_asked_for(
     monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
     with pytest.raises(errors.Unreachable):
         launcher.start()
-    assert processes.is_ours(hung)
+    assert ProcessId(hung).lives()
     command = (sys.executable, SCRIPT, "serve")
     assert ensure_server(launcher.spec(), command=command, hang_limit_s=0.1).started
     assert ended(hung)
@@ -307,13 +307,13 @@ def test_only_the_process_that_listens_is_ended(launcher: Launcher) -> None:
     ):
         state.write_pointer(launcher.source_dir(), pointer)
         assert not hung_server.end_listener(server.socket)
-    assert processes.is_ours(pid)
+    assert ProcessId(pid).lives()
     assert not hung_server.end_listener(str(launcher.root / "nobody.sock"))
 
 
 def test_the_server_stops_when_told(launcher: Launcher) -> None:
     server = launcher.start()
-    with Watch(launcher.pid("serve")) as watch:
+    with Watch(ProcessId(launcher.pid("serve"))) as watch:
         with BlockingClient.connect(server.socket) as client:
             client.call(m.Detach("test"), 5)
         assert watch.ended(10)
