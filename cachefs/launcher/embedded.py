@@ -33,8 +33,8 @@ from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
-from cachefs.launcher.serving import STOP_SIGNALS, limit_shutdown, quit_now
-from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
+from cachefs.launcher.serving import STOP_SIGNALS, forget_pointer, limit_shutdown, quit_now
+from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, write_pointer
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -261,7 +261,7 @@ class EmbeddedSources:
             task.cancel()
         await asyncio.gather(*self._by_key.values(), return_exceptions=True)
         for source in self._open.values():
-            remove_pointer(source.directory, os.getpid())
+            forget_pointer(source.directory)
             await source.close()
         self._open.clear()
 
@@ -380,9 +380,8 @@ async def _serve(
         for task in tasks:
             task.cancel()
         # No client may find a server that is ending: remove the pointers, then end the sessions.
-        await worker.at_disk(remove_pointer, Path(spec.cache_dir), os.getpid())
-        remove_pointer(socket_path.parent, os.getpid())
-        socket_path.unlink(missing_ok=True)
+        await worker.at_disk(forget_pointer, Path(spec.cache_dir))
+        forget_pointer(socket_path.parent)
         await server.drain(DRAIN_S)
         await views.close()
         log.info("stopped")

@@ -34,6 +34,7 @@ from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
 from cachefs.launcher.serving import (
+    forget_pointer,
     limit_shutdown,
     quit_now,
     refresh_certificate,
@@ -45,7 +46,6 @@ from cachefs.launcher.state import (
     SOCKET_NAME,
     Pointer,
     private_dir,
-    remove_pointer,
     write_pointer,
 )
 from worker.node import Node, Proof
@@ -126,8 +126,7 @@ class NodeProcess:
             for task in beside:
                 task.cancel()
             # No client may find a server that is ending: remove the pointer, then end the sessions.
-            remove_pointer(self._directory, os.getpid())
-            socket_path.unlink(missing_ok=True)
+            forget_pointer(self._directory)
             await server.drain(0.0 if self._spec.stays else DRAIN_S)
             log.info("stopped")
 

@@ -1,5 +1,5 @@
-"""The common parts of the server processes: stop signals, a bounded shutdown, and the refresh of
-the token file and of the certificate."""
+"""The common parts of the server processes: stop signals, a bounded shutdown, the end of a pointer,
+and the refresh of the token file and of the certificate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Final, NoReturn
 
 from cachefs.client.certificate_file import CertificateFile
 from cachefs.client.token_file import LOOK_S, TokenFile
+from cachefs.core.errors import CacheFSError
 from cachefs.launcher.logs import end_log
+from cachefs.launcher.state import remove_pointer
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,15 @@ def stop_event() -> asyncio.Event:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop, number)
     return asked
+
+
+def forget_pointer(directory: Path) -> None:
+    """Removes this process's pointer from a directory. Logs a failure: a pointer that stays names
+    no process that lives, and the shutdown must go on."""
+    try:
+        remove_pointer(directory, os.getpid())
+    except CacheFSError as err:
+        log.warning("the pointer to this server stays: %s", err.one_line())
 
 
 def limit_shutdown() -> None:

@@ -8,6 +8,7 @@ it `stays`, until `request_stop` is called. Only root and the server's own user 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -71,6 +72,8 @@ class NodeServer:
         self._sessions: set[Session] = set()
         self._takeovers = Takeovers()
         self._listener: socket.socket | None = None
+        self._path = Path()  # the name of the listener, and its inode
+        self._ino = 0
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -89,7 +92,7 @@ class NodeServer:
         finally:
             os.close(directory)
         os.chmod(path, mode)
-        self._listener = listener
+        self._listener, self._path, self._ino = listener, path, path.stat().st_ino
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
         self._arm(FIRST_MOUNT_GRACE_S)
         self._look()
@@ -108,13 +111,18 @@ class NodeServer:
         self._stop.set()
 
     def close_listener(self) -> None:
+        """Closes the listener, and removes its name unless a successor has it. Idempotent."""
         if self._listener is not None:
+            with contextlib.suppress(OSError):  # nobody listens at a name that stays
+                if self._path.stat().st_ino == self._ino:
+                    self._path.unlink()
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
 
     async def drain(self, deadline_s: float) -> None:
         """Gives FUSE sessions time to unmount, then ends all sessions and the prefetch."""
+        self.close_listener()
         deadline = time.monotonic() + deadline_s
         while self._mounts() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -174,7 +182,8 @@ class NodeServer:
     # ---- inside ----
 
     def _look(self) -> None:
-        """Fails overdue requests, closes idle connections to origins, schedules the next check."""
+        """Fails overdue requests, closes idle connections to origins, sends what could not be sent
+        of tiers, and schedules the next check."""
         close_idle()
         self.ahead.look()
         now = time.monotonic()
@@ -183,6 +192,8 @@ class NodeServer:
             if request is not None and now - self._warned_at_s >= WARN_EVERY_S:
                 self._warned_at_s = now
                 log.warning("no answer within %g s: %s", self.deadline_s, request)
+            if session.lacks_tiers:
+                session.send_tiers()
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _tell_tiers(self) -> None:

@@ -66,6 +66,7 @@ class Session:
         self._many_tiers = False  # the client supports several tiers
         self._takes_tiers = False  # its Attach was answered: it drops earlier events
         self._sent_tiers: dict[int, TierView] = {}  # as the client knows them
+        self.lacks_tiers = False  # `send_tiers` found no descriptor left, and is to be repeated
         self._covers = False  # the client lays covers
         self.defaults = (0, 0, 0, 0)  # see `Hello.defaults`
         self._channel = Channel(sock, self._frame, self._ended)
@@ -177,10 +178,14 @@ class Session:
         """Sends the changes of the tiers since the last call, if the client has attached."""
         if not self._takes_tiers:
             return
+        self.lacks_tiers = False
         for view in self.server.worker.tiers():
             if view.tier == 0 or self._many_tiers:
-                self._send_tier(view, self._sent_tiers.get(view.tier, _UNKNOWN))
-                self._sent_tiers[view.tier] = view
+                try:
+                    self._send_tier(view, self._sent_tiers.get(view.tier, _UNKNOWN))
+                    self._sent_tiers[view.tier] = view
+                except OSError:  # before anything was sent of this tier
+                    self.lacks_tiers = True
 
     def _send_tier(self, view: TierView, sent: TierView) -> None:
         is_new = (view.pub_fd >= 0, view.number) != (sent.pub_fd >= 0, sent.number)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from cachefs.launcher import serving, state
 
 LIMIT_S = 30.0
 
@@ -49,3 +56,17 @@ def test_a_thread_that_keeps_the_loop_is_shown() -> None:
 def test_an_end_that_comes_says_nothing() -> None:
     done = ending("await asyncio.sleep(0)", LIMIT_S, LIMIT_S)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_pointer_that_cannot_be_removed_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(state, "_CHANGE_S", 0.0)
+    state.write_pointer(tmp_path, state.Pointer.of_this_process("/s"))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    serving.forget_pointer(tmp_path)
+    assert "the pointer to this server stays" in caplog.text
+    os.close(directory)
+    serving.forget_pointer(tmp_path)
+    assert state.read_pointer(tmp_path) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
+import fcntl
 import os
 import resource
 import socket
@@ -167,9 +169,10 @@ def serve(tmp_path: Path, script: Script, **options: Any) -> FakeWorker:
     return asyncio.run(run())
 
 
-async def fuse(path: Path) -> Peer:
+async def fuse(path: Path, *, many_tiers: bool = False) -> Peer:
     peer = Peer(path)
-    welcome = await peer.call(1, m.Hello("fuse", os.getpid(), mountpoint="/m"))
+    hello = m.Hello("fuse", os.getpid(), mountpoint="/m", many_tiers=many_tiers)
+    welcome = await peer.call(1, hello)
     assert isinstance(welcome, m.Welcome)
     assert welcome.published_dir
     assert isinstance(await peer.call(2, m.Attach(UfsSpec("s3://b"))), m.Attached)
@@ -364,6 +367,43 @@ def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> 
         assert not (await late.call(1, m.Hello("fuse", 1, many_tiers=True))).published_dir
         for each in (peer, old, late):
             each.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_a_tier_that_found_no_descriptor_left_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is watched on."""
+    may_open = True
+
+    def duplicate(fd: int) -> int:
+        if not may_open:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        nonlocal may_open
+        peer = await fuse(path, many_tiers=True)
+        may_open = False
+        worker.views = [TierView(0, worker.pub_fds[0], True, number=1)]
+        worker.send_tiers()
+        may_open = True
+        assert await hear(peer, 1) == [m.PublishedDirectory(0, True)]
+        peer.sock.close()
+
+    monkeypatch.setattr(os, "dup", duplicate)
+    serve(tmp_path, script)
+
+
+def test_a_name_that_a_successor_took_stays(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        successor = NodeServer(worker, FakeSources())  # type: ignore[arg-type]
+        successor.listen(path)
+        server.close_listener()
+        (await fuse(path)).sock.close()
+        await successor.drain(0)
+        assert not path.exists()
 
     serve(tmp_path, script)
 
