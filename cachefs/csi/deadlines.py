@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cachefs.core.errors import DeadlineExceeded, InUse
+from cachefs.core.errors import DeadlineExceeded, InUse, Unreachable
 
 _SLICE_S: Final = 0.2  # after which a waiting probe sees that the driver ends
 _KILL_S: Final = 0.5  # for the end of a killed child, if the kernel lets it end
@@ -116,7 +116,8 @@ class Apart:
 
     def run(self, name: str, call: Callable[[], None], deadline_s: float) -> None:
         """Runs a call and raises what it raises. Raises InUse if an earlier call of this name still
-        runs, DeadlineExceeded if it does not end in time; the call then continues."""
+        runs, DeadlineExceeded if it does not end in time; the call then continues; Unreachable
+        if no thread can be started."""
         done, failures = threading.Event(), list[BaseException]()
 
         def work() -> None:
@@ -133,7 +134,12 @@ class Apart:
             if name in self._running:
                 raise InUse("an earlier operation on it has not ended", path=name)
             self._running.add(name)
-        threading.Thread(target=work, name=f"apart {name}", daemon=True).start()
+        try:
+            threading.Thread(target=work, name=f"apart {name}", daemon=True).start()
+        except RuntimeError as err:  # the limit of the container's processes
+            with self._lock:
+                self._running.discard(name)
+            raise Unreachable("the driver can start no more threads", path=name) from err
         if not done.wait(deadline_s):
             raise DeadlineExceeded(f"the kernel did not answer within {deadline_s:g} s", path=name)
         if failures:

@@ -100,7 +100,8 @@ class HolderClient:
     def claimants(self, *, watch: bool = False) -> dict[str, str]:
         """Returns the claimant's name ("" for none) of every key. With `watch` the holder reports
         changes from now on, see `events`."""
-        lines = self._call(Datagram("WATCH" if watch else "LIST")).data.decode().splitlines()
+        data = self._call(Datagram("WATCH" if watch else "LIST")).data
+        lines = data.decode(errors="replace").split("\n") if data else []
         return {key: name for key, _, name in (line.partition(" ") for line in lines)}
 
     def claim(self, key: str, *, is_failing: bool = False) -> bool:

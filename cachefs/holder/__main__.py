@@ -97,7 +97,8 @@ def main() -> None:
         raise SystemExit("usage: python -I -m cachefs.holder DIRECTORY")
     # Entries and connections need more descriptors than the usual soft limit of 1024.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(OSError, ValueError):  # above fs.nr_open, which was lowered
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         holder = Holder(listen(sys.argv[1]))
     except OSError as err:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.fuse.deposits import HolderClient, kept_name
+from cachefs.holder import __main__ as holder_main
 from cachefs.holder.holdings import MAX_ENTRIES
 from cachefs.holder.protocol import MAX_BYTES, SOCKET_NAME, Datagram, receive, send
 from tests.services.pods import HolderProcess
@@ -275,3 +277,27 @@ def test_a_killed_holder_is_followed_by_another_in_its_place(
     assert successor.greeting == "ready\n"
     with successor.connect() as sock:
         assert call(sock, "LIST").data == b"", "who serves deposits again"
+
+
+def test_a_name_that_is_cut_in_a_character_is_read(start: Callable[..., Holder]) -> None:
+    """The holder keeps the end of a long name."""
+    holder, name = start(), "\N{CYRILLIC SMALL LETTER YA}" * 20 + "x"
+    path = str(holder.directory / SOCKET_NAME)
+    with holder.connect() as sock, HolderClient(path, name) as claimant:
+        put(sock, "m", b"x")
+        assert claimant.claim("m")
+        assert claimant.claimants() == {"m": kept_name(name)}
+
+
+def test_a_limit_of_descriptors_that_cannot_be_set_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses a limit above fs.nr_open, also the present one."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(sys, "argv", ["cachefs.holder", str(tmp_path / "none" / "holder")])
+    with pytest.raises(SystemExit, match="No such file or directory"):
+        holder_main.main()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import DeadlineExceeded, InUse
+from cachefs.core.errors import DeadlineExceeded, InUse, Unreachable
 from cachefs.csi.deadlines import Answer, Apart, Probes
 
 
@@ -49,3 +49,18 @@ def test_closed_probes_do_not_wait(tmp_path: Path) -> None:
     probes = Probes()
     probes.close()
     assert probes.query(str(tmp_path), 10) is Answer.NONE
+
+
+def test_a_call_without_a_thread_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of processes of a container counts threads."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    apart, runs = Apart(), threading.Event()
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unreachable):
+            apart.run("/a", runs.set, 5)
+    apart.run("/a", runs.set, 5)
+    assert runs.is_set()
