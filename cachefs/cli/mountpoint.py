@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shlex
 import shutil
 import stat
+from collections.abc import Iterator
 from typing import Final
 
 from cachefs.cli import detach
@@ -101,6 +103,25 @@ def check_empty_directory(path: str) -> None:
         raise CannotMount(
             "the mount point is not empty", path=path, remedy="give an empty directory"
         )
+
+
+@contextlib.contextmanager
+def reserved(path: str) -> Iterator[None]:
+    """Keeps other commands from mounting on a directory meanwhile: their mounts would lie over each
+    other, and a start that fails would remove the mount of another one. Raises InUse."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise InUse("another command mounts there", path=path) from err
+        except OSError:
+            pass  # a file system without locks
+        if read_mounts().at(path) is not None:
+            raise InUse("another command has mounted there", path=path)
+        yield
+    finally:
+        os.close(fd)
 
 
 def check_machine(allow_other: bool) -> None:

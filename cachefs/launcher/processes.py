@@ -333,7 +333,8 @@ def _read_started(process: subprocess.Popen[bytes], log: Path | None, timeout_s:
         return msgspec.json.decode(line, type=Started)
     except msgspec.DecodeError as err:
         _end(process)
-        raise CacheFSError(
+        kind = Unreachable if process.returncode < 0 else CacheFSError  # killed: try again
+        raise kind(
             f"a started process ended before it was ready (status {process.returncode})"
             + _last_line(log),
             remedy=f"see {log}" if log is not None else "see the messages above",

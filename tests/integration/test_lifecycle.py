@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+from cachefs.launcher.state import read_pointer
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
+from tests.services.commands import CACHEFS
 from tests.services.namespaces import with_mount
 from tests.services.processes import is_running, wait_until
 from tests.services.proxy import FaultProxy
@@ -258,3 +262,62 @@ def test_killed_in_the_middle_of_a_fill(node: Node, bucket: Bucket, proxy: Fault
     again = node.status(mounted)["cache"]["origin_bytes"]
     assert again <= size - fetched + 33 * MIB, "kept nothing of the first fill"
     node.umount(mounted)
+
+
+@contextlib.contextmanager
+def starting(
+    node: Node, source: Path, mountpoint: Path
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`cachefs mount` that has just started its client, and the pid of the server."""
+    node.mountpoints.append(mountpoint)
+    with subprocess.Popen(
+        [str(CACHEFS), "mount", f"file://{source}", str(mountpoint)],
+        env=node.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        logs = wait_until(lambda: [*node.state.glob("sources/*/log/client-*.err")], "a client")
+        pointer = read_pointer(logs[0].parents[1])
+        assert pointer is not None
+        yield command, pointer.pid
+
+
+def test_a_server_that_is_killed_before_the_client_connects_is_replaced(
+    node: Node, tmp_path: Path
+) -> None:
+    node.allowed_log.append(r"server|client")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a").write_bytes(b"x")
+    mountpoint = node.mountpoint()
+    with starting(node, tmp_path / "source", mountpoint) as (command, server):
+        os.kill(server, signal.SIGKILL)
+        said, errors = command.communicate(timeout=60)
+    assert (command.returncode, errors) == (0, ""), said
+    assert (mountpoint / "a").read_bytes() == b"x"
+    node.umount(mountpoint)
+
+
+def test_what_a_terminated_command_has_started_ends_with_it(node: Node, tmp_path: Path) -> None:
+    """systemd sends SIGTERM to the command of a mount that takes too long."""
+    (tmp_path / "source").mkdir()
+    mountpoint = node.mountpoint()
+    with starting(node, tmp_path / "source", mountpoint) as (command, server):
+        command.terminate()
+        assert command.wait(60)
+    assert not is_running(server)
+    assert not is_mounted(mountpoint)
+
+
+def test_commands_at_the_same_time_mount_once(node: Node, tmp_path: Path) -> None:
+    """[S-one-mount]"""
+    (tmp_path / "source").mkdir()
+    mountpoint = node.mountpoint()
+    with starting(node, tmp_path / "source", mountpoint) as (command, server):
+        os.kill(server, signal.SIGSTOP)
+        refused = node.fails("mount", f"file://{tmp_path}", mountpoint)
+        os.kill(server, signal.SIGCONT)
+        assert command.wait(60) == 0
+    assert "another command mounts there" in refused
+    node.umount(mountpoint)
+    assert not is_mounted(mountpoint)

@@ -299,6 +299,7 @@ def _left(
         return CheckResult(name, state, detail, "cachefs doctor --fix clears it")
     try:
         clear()
-    except CacheFSError as err:
-        return CheckResult(name, "problem", f"{detail}; {err.one_line()}")
+    except (CacheFSError, OSError) as err:
+        cause = err.one_line() if isinstance(err, CacheFSError) else err.strerror
+        return CheckResult(name, "problem", f"{detail}; {cause}")
     return CheckResult(name, "fixed", detail)

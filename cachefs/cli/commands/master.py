@@ -36,7 +36,8 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
     """
     spec = plan(chosen, settings.state_home(chosen), background=background)
     err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
-    started = start_master(spec, Path(err_log) if background else None)
+    with serving.interruptible():
+        started = start_master(spec, Path(err_log) if background else None)
     if started.warning:
         output.warn(started.warning)
     if as_json:

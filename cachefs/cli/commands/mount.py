@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, detach, mountpoint, output, settings, transport
-from cachefs.cli.commands import take_over
+from cachefs.cli.commands import serving, take_over
 from cachefs.cli.commands.foreground import Foreground
 from cachefs.cli.server_plans import server_spec, source_spec
 from cachefs.client.blocking import BlockingClient
@@ -42,7 +42,7 @@ OF_SERVER: Final = (  # settings of which a running server reports no difference
     "files_ahead",
     "origin_deadline",
 )
-ENDING_S: Final = 3.0  # a server that is ending refuses a mount within this time
+ENDING_S: Final = 3.0  # a server that is ending, or was killed, fails a mount within this time
 
 
 @click.command("mount")
@@ -103,7 +103,11 @@ def perform(
     mount_flags.check(mount_options)
     client = plan(source, where, chosen, foreground=foreground, debug=debug)
     client = msgspec.structs.replace(client, mount_options=mount_options)
-    with output.announced(f"waiting for {client.source.url}; Ctrl-C ends this"):
+    with (
+        output.announced(f"waiting for {client.source.url}; Ctrl-C ends this"),
+        serving.interruptible(),
+        mountpoint.reserved(client.mountpoint),
+    ):
         server, started = _start(client, foreground)
     front = Foreground(client, started.pid) if foreground else None
     for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
@@ -186,14 +190,15 @@ def _check_sockets(chosen: Config, in_cluster: bool) -> None:
 
 def _start(client: ClientSpec, foreground: bool) -> tuple[Server, Started]:
     for _ in range(JOIN_TRIES):
-        server = _find_server(client)
         began_s = time.monotonic()
         try:
+            server = _find_server(client)
+            began_s = time.monotonic()
             return server, _start_client(client, server, foreground)
         except Unreachable:
-            if server.started or time.monotonic() - began_s > ENDING_S:
+            if time.monotonic() - began_s > ENDING_S:
                 raise  # its origin or master is unreachable: a retry would fail too
-        # The server was ending with its last mount: join or start another one.
+        # The server was ending with its last mount, or was killed: join or start another one.
     server = _find_server(client)
     return server, _start_client(client, server, foreground)
 
@@ -228,11 +233,11 @@ def _undo(spec: ClientSpec, server: Server) -> None:
 
 
 def stop_if_unused(socket: str) -> None:
-    """Stops a server without mounts, and waits for its end."""
+    """Stops a server without mounts and libraries, and waits for its end."""
     try:
         with BlockingClient.connect(socket) as client:
             reply = client.call(m.Status(), ASK_S)
-            if not isinstance(reply, m.StatusReply) or reply.status.get("mounts"):
+            if not isinstance(reply, m.StatusReply) or _is_used(reply.status):
                 return
             watches = [Watch(ProcessId(pid)) for pid in _server_pids(reply.status)]
             client.call(m.Detach("nothing is mounted"), ASK_S)
@@ -241,6 +246,10 @@ def stop_if_unused(socket: str) -> None:
     for watch in watches:
         with watch:
             watch.ended(STOP_WAIT_S)
+
+
+def _is_used(status: dict[str, Any]) -> bool:
+    return bool(status.get("mounts") or status.get("libraries"))
 
 
 def _server_pids(status: dict[str, Any]) -> list[int]:

@@ -1,13 +1,29 @@
-"""A server in the foreground: waits for its end, and forwards the signals that stop it."""
+"""A process that a command starts: the start ends with the command, and in the foreground the
+command waits for the end of the process, and forwards the signals that stop it."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 from cachefs.launcher import processes
-from cachefs.launcher.processes import STOP_SIGNALS
+from cachefs.launcher.processes import STOP_SIGNALS, ProcessId, Watch
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Has SIGTERM and SIGHUP raise KeyboardInterrupt in the block, as Ctrl-C does, unless they are
+    ignored: what the block has started ends with it."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def stay(pid: int) -> int:
@@ -17,7 +33,8 @@ def stay(pid: int) -> int:
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        os.kill(pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+        with Watch(ProcessId(pid)) as watch:  # it may have ended
+            watch.signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
     for number in STOP_SIGNALS:
         signal.signal(number, stop)

@@ -31,7 +31,8 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
     cachefs worker --master node1:19998 --tier mem:/dev/shm/c:16GiB --tier ssd:/var/cache/c:1TiB
     """
     spec = plan(chosen, settings.state_home(chosen), background=background)
-    with output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this"):
+    announced = output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this")
+    with announced, serving.interruptible():
         started = start_worker(spec, background=background)
     if started.warning:
         output.warn(started.warning)

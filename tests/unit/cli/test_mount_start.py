@@ -1,16 +1,20 @@
-"""A mount joins a server: one that was just ending is left for another, one that waits in vain for
-its origin or its master is not asked again."""
+"""A mount joins a server: one that was just ending, or killed, is left for another; one that waits
+in vain for its origin or its master is not asked again."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cachefs.cli import mountpoint
 from cachefs.cli.commands import mount
 from cachefs.cli.settings import load_settings
-from cachefs.core.errors import Unreachable
+from cachefs.core import messages as m
+from cachefs.core.errors import InUse, Unreachable
 from cachefs.core.specs import Started
 from cachefs.launcher.processes import Server
 
@@ -40,9 +44,13 @@ def start() -> tuple[Server, Started]:
     return mount._start(client, False)
 
 
-def test_a_server_that_was_just_ending_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("server", [JOINED, JOINED._replace(started=True)])
+def test_a_server_that_was_just_ending_or_killed_is_left(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     clients = Clients(monkeypatch, (0.1, False), (0.1, False), (0.5, True))
-    assert start() == (JOINED, Started(1))
+    monkeypatch.setattr(mount, "_find_server", lambda client: server)
+    assert start() == (server, Started(1))
     assert not clients.left
 
 
@@ -59,3 +67,24 @@ def test_flags_of_the_server_have_no_effect_on_a_running_one() -> None:
     assert line.startswith("without effect: --cache-size, --metrics; the running server keeps")
     assert mount._ignored(JOINED._replace(started=True), chosen) == ""
     assert mount._ignored(JOINED, load_settings({"uid": "7"}, None)) == ""
+
+
+def test_one_command_at_a_time_mounts_on_a_directory(tmp_path: Path) -> None:
+    where = str(tmp_path)
+    with mountpoint.reserved(where), pytest.raises(InUse), mountpoint.reserved(where):
+        pass
+    with mountpoint.reserved(where):
+        pass
+
+
+def test_a_library_keeps_the_server_of_a_mount_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[m.Message] = []
+
+    class Client:
+        def call(self, body: m.Message, _: float) -> m.Message:
+            asked.append(body)
+            return m.StatusReply({"mounts": [], "libraries": [{"pid": 1}]})
+
+    monkeypatch.setattr(mount.BlockingClient, "connect", lambda _: contextlib.nullcontext(Client()))
+    mount.stop_if_unused("/socket")
+    assert asked == [m.Status()]

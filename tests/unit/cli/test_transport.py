@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_sockets_without_a_supervisor_are_cleared(
         assert f"socket {used.name}" not in found
         run("doctor", "--fix")
     assert home.control_sockets() == [used]
+
+
+def test_doctor_goes_on_after_a_socket_that_cannot_be_removed(
+    run: Run, home: StateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    for mountpoint in ("/mnt/a", "/mnt/b"):
+        home.control_socket(mountpoint).touch()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert run("doctor", "--fix")[1].count("its supervisor has ended; Read-only file system") == 2
 
 
 def test_a_record_is_kept_while_its_supervisor_lives(
