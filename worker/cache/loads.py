@@ -359,7 +359,7 @@ class TierLoading:
         try:
             await fill.run(first, end)
         finally:
-            self._space.release(fill.room_bytes)
+            self._space.release(fill.room_bytes, entry)
             fill.room_bytes = 0
 
     async def _reserve(self, need_bytes: int, entry: Entry, load: Load) -> None:

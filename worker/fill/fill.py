@@ -239,7 +239,7 @@ class Filler:
         if error is None:
             self._count_time(piece)
         if piece.room_bytes:
-            self._space.release(piece.room_bytes)
+            self._space.release(piece.room_bytes, piece.entry)
         entry.busy_pieces -= 1
         if entry.unrecorded:  # the piece ended early
             self._catalog.record(entry)
@@ -297,7 +297,7 @@ class Filler:
         for transfer, piece in self._stalls.cut(now):
             self._uncount(piece)
             if piece.room_bytes and not (transfer.at_disk & 1 or transfer.is_downloading):
-                self._space.release(piece.room_bytes)
+                self._space.release(piece.room_bytes, piece.entry)
                 piece.room_bytes = 0
             if piece.segment is not None:
                 self._segments.given_up(piece.segment)
@@ -319,7 +319,7 @@ class Filler:
             except DiskFault as fault:
                 self._catalog.disk_fault(fault.error)
                 first = max(entry.pages.run_end(piece.first), piece.first)
-                self._space.release(piece.room_bytes)
+                self._space.release(piece.room_bytes, piece.entry)
                 piece.room_bytes = 0
         if entry.failed is not None:
             raise entry.failed

@@ -190,9 +190,9 @@ class Admission:
         key, quotas = None if entry is None else entry.key, self._rule(entry).quotas
         return self._contents.reserve(key, size_bytes, quotas, from_floor=from_floor)
 
-    def release(self, size_bytes: int) -> None:
-        """Takes a promise back."""
-        self._contents.unreserve(size_bytes)
+    def release(self, size_bytes: int, entry: SpaceRequest | None = None) -> None:
+        """Takes a promise (for this entry) back."""
+        self._contents.unreserve(None if entry is None else entry.key, size_bytes)
 
     def may_fit(self, size_bytes: int, entry: SpaceRequest | None = None) -> bool:
         """Returns whether `reserve` would try to admit the bytes now. Promises nothing."""

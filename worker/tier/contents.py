@@ -240,9 +240,11 @@ class Contents:
             self.charges.promise(key, bounds, size_bytes)
         return True
 
-    def unreserve(self, size_bytes: int) -> None:
+    def unreserve(self, key: bytes | None, size_bytes: int) -> None:
         """Returns promised room that was not used."""
         self.ledger.reserved_bytes -= size_bytes
+        if key is not None:
+            self.charges.withdraw(key, size_bytes)
         self.room_changed.notify()
 
     def use_reserved(self, size_bytes: int) -> None:

@@ -53,6 +53,15 @@ class Charges:
         for path, _ in before:
             self._quotas.used_bytes[path] += size_bytes
 
+    def withdraw(self, key: bytes, size_bytes: int) -> None:
+        """Takes back a part of what was promised to a content, if it is not counted as cached."""
+        bounds, promised_bytes = self._promised.get(key, ((), 0))
+        if size_bytes < promised_bytes:
+            self._promised[key] = bounds, promised_bytes - size_bytes
+            self._uncharge(bounds, size_bytes)
+        else:
+            self._forget(key)
+
     def promised(self) -> Iterable[bytes]:
         """Keys of what was promised something that is not counted as cached."""
         return self._promised.keys()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.core.errors import Unreachable
+from cachefs.core.errors import AccessDenied, Unreachable
 from cachefs.core.messages import PoliciesAt
 from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy, Rule
@@ -21,6 +21,7 @@ from cachefs.core.services import PolicyService
 from tests.services.loading import fetch
 from tests.unit.worker.rig import (
     LIMIT_S,
+    MIB,
     NAMESPACE,
     Namespace,
     Rig,
@@ -334,5 +335,29 @@ def test_what_is_evicted_while_its_rule_is_asked_for_counts_against_no_quota(
                 await one.expirer.tick()
             assert not going
             assert one.contents.charges.used() == {b"dir": allocation(SIZE)}
+
+    run(script())
+
+
+def test_room_that_a_failed_read_gave_back_counts_against_no_quota(tmp_path: Path) -> None:
+    """The file stays open, and is read again and again."""
+
+    async def script() -> None:
+        rig, _ = ruled(tmp_path)
+        rig.rule = Rule(quotas=((b"dir", 40 * MIB),))
+        rig.put(4, 12 * MIB)
+        async with rig.worker() as worker:
+            one = only(worker)
+            await one.expirer.tick()
+            opened = await open_reader(worker, 4)
+            for _ in range(8):
+                rig.origin.fail("read", None, AccessDenied("not now"), 1)
+                with pytest.raises(AccessDenied):
+                    await opened.at(0, 100)
+                await until(lambda: not one._filler._pieces)
+                await one.expirer.tick()
+            assert one.contents.charges._quotas.used_bytes[b"dir"] == 0
+            assert await opened.at(0, 100) == rig.data[4][:100]
+            opened.close()
 
     run(script())

@@ -13,7 +13,7 @@ A, AB = (b"a", 100), (b"a/b", 10)
 BOUNDS = st.sampled_from([(), (A,), (A, AB)])
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["put", "drop", "promise", "settle"]),
+        st.sampled_from(["put", "drop", "promise", "withdraw", "settle"]),
         st.integers(0, 1),
         st.sampled_from([b"x", b"y", b"z"]),
         BOUNDS,
@@ -41,6 +41,11 @@ def test_sums_over_tiers(steps: list[tuple[str, int, bytes, Bounds, int]]) -> No
             tiers[tier].promise(key, bounds, size)
             before, more = promised.get((tier, key), (bounds, 0))
             promised[tier, key] = before, more + size
+        elif what == "withdraw":
+            tiers[tier].withdraw(key, size)
+            before, more = promised.pop((tier, key), (bounds, 0))
+            if size < more:
+                promised[tier, key] = before, more - size
         else:
             assert {*tiers[tier].promised()} == {one for at, one in promised if at == tier}
             tiers[tier].settle([key])
