@@ -24,8 +24,8 @@ AGAIN_S: Final = 5.0  # between lookups while the origin denies access
 
 class LazyConnector:
     """A lazily created connector. `find` blocks and may raise the typed errors; a failure is raised
-    again for `FAILURE_KEPT_S`. A later `find` may return another connector; the owner of `find`
-    closes the former one. Thread-safe. All methods but `ask` and `close` may block."""
+    again for `FAILURE_KEPT_S`. A later `find` may return another connector. The owner of `find`
+    closes all that it returns. Thread-safe. All methods but `ask` and `close` may block."""
 
     def __init__(
         self, find: Callable[[], Connector], clock: Callable[[], float] = time.monotonic
@@ -71,9 +71,6 @@ class LazyConnector:
         except CacheFSError as err:
             self._failure = err
             raise
-        if self._closed:
-            found.close()
-            raise Unreachable("this node is ending")
         self._failure, self._inner = None, found
         return found
 
@@ -116,7 +113,5 @@ class LazyConnector:
         return inner.ask(path, offset, size, version)
 
     def close(self) -> None:
-        """Closes the connector. Does not wait for a lookup in progress, which then fails."""
+        """Ends the lookups; waits for none."""
         self._closed = True
-        if self._inner is not None:
-            self._inner.close()

@@ -53,8 +53,10 @@ class ClusterSources:
         self._greeting: asyncio.Task[RemoteNamespace] | None = None
         self._connectors: dict[tuple[NamespaceId, str], LazyConnector] = {}  # the last used last
         self._connecting = threading.Lock()
+        self._making = threading.Lock()
         self._made: dict[tuple[NamespaceId, str], tuple[UfsSpec, Connector]] = {}
         self._retired: list[Connector] = []  # reads in flight may use them
+        self._closed = False
         self._meters: dict[str, Meter] = {}
         self._attached: TwoGenerationMap[bytes, m.Attached] = TwoGenerationMap(MAX_ATTACHED)
 
@@ -167,21 +169,29 @@ class ClusterSources:
     # ---- origins ----
 
     def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
-        """Returns a connector without waiting; its first request looks up the source. Ends the one
-        that was unused for longest where there are too many, as sources come and go. Thread-safe.
-        Raises NotFound for a namespace that is not attached."""
+        """Returns a connector without waiting; its first request looks up the source. Forgets the
+        one that was unused for longest where there are too many, as sources come and go.
+        Thread-safe. Raises NotFound for a namespace that is not attached."""
         find = functools.partial(self._find, self._opened(namespace), ufs)
         with self._connecting:
             known = self._connectors.pop((namespace, ufs), None) or LazyConnector(find)
             self._connectors[namespace, ufs] = known
             oldest = next(iter(self._connectors))
             has_too_many = len(self._connectors) > MAX_CONNECTORS
-            ended = self._connectors.pop(oldest) if has_too_many else None
-        if ended is not None:
-            self._made.pop(oldest, None)
+            if has_too_many:
+                del self._connectors[oldest]
+        if has_too_many:
+            _, made = self._made.pop(oldest, (None, None))
             self._meters.pop(oldest[1], None)
-            ended.close()
+            if made is not None:
+                self._retire(made)
         return known
+
+    def _retire(self, connector: Connector) -> None:
+        """Closes a connector after some others: reads in flight may use it."""
+        self._retired.append(connector)
+        if len(self._retired) > MAX_RETIRED:
+            self._retired.pop(0).close()
 
     def _look_again(self) -> None:
         """Has every connector look its source up before its next request: an operator may have
@@ -202,18 +212,19 @@ class ClusterSources:
         return self._make(namespace.namespace, ufs, spec)
 
     def _make(self, namespace: NamespaceId, ufs: str, spec: UfsSpec) -> Connector:
-        """Returns the connector of a source, a new one if its options changed. Runs in a thread;
-        calls for one source are serialised."""
-        former = self._made.get((namespace, ufs))
-        if former is not None and former[0] == spec:
-            return former[1]
-        connector = self._open_connector(spec, self._meter(ufs))
-        self._made[namespace, ufs] = spec, connector
-        if former is not None:
-            log.info("the options of source %s changed", spec.url)
-            self._retired.append(former[1])
-            if len(self._retired) > MAX_RETIRED:
-                self._retired.pop(0).close()
+        """Returns the connector of a source, a new one if its options changed. Runs in a thread."""
+        with self._making:
+            former = self._made.get((namespace, ufs))
+            if former is not None and former[0] == spec:
+                return former[1]
+            connector = self._open_connector(spec, self._meter(ufs))
+            self._made[namespace, ufs] = spec, connector
+            if former is not None:
+                log.info("the options of source %s changed", spec.url)
+                self._retire(former[1])
+        if self._closed:
+            connector.close()
+            raise Unreachable("this node is ending")
         return connector
 
     def _meter(self, ufs: str) -> Meter:
@@ -245,7 +256,10 @@ class ClusterSources:
             await asyncio.gather(self._greeting, return_exceptions=True)
         for namespace in self._namespaces.values():
             await namespace.close()
-        for connector in [*self._connectors.values(), *self._retired]:
+        self._closed = True
+        for late in [*self._connectors.values()]:
+            late.close()
+        for connector in [*(made for _, made in [*self._made.values()]), *self._retired]:
             connector.close()
         self._connectors.clear()
         self._retired.clear()
