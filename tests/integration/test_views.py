@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.integration.views_rig import (
 from tests.unit.worker.rig import descriptors, until
 from worker.cache import tree_removals
 from worker.store import tree_removal, trees
+from worker.store.index import Index
 from worker.store.tree_removal import RemovedNames
 from worker.views import covers, view, views
 from worker.views.pace import FIRST_S
@@ -190,6 +191,33 @@ def test_a_removal_continues_after_an_error_of_the_disk(
             await one.removed()
             assert not failures
             assert one.tier.disk.directory.index.views() == {}
+            one.check()
+
+    run(script())
+
+
+def test_contents_are_released_although_the_index_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would: the records of the names are gone by then."""
+    monkeypatch.setattr(tree_removals, "RETRY_S", 0.01)
+    failures = [OSError(errno.EIO, "the index cannot be read")]
+    right = Index.get_all
+
+    def get_all(self: Index, keys: Sequence[bytes]) -> Any:
+        if failures:
+            raise failures.pop()
+        return right(self, keys)
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train")
+            with monkeypatch.context() as patch:
+                patch.setattr(Index, "get_all", get_all)
+                await one.views.thaw(one.namespace, b"train")
+                await one.removed()
+            assert not failures
             one.check()
 
     run(script())

@@ -228,17 +228,24 @@ class TierViews:
     async def _release(self, keys: Sequence[bytes], last_use_s: float | None = None) -> None:
         """Returns contents to admission, or to the load job that holds them. Called while no other
         change of trees runs, which could hold them again."""
-        index = self._disk.directory.index
         use_s = self._context.wall_s() if last_use_s is None else int(last_use_s)
         for start in range(0, len(keys), RELEASE_AT_ONCE):
             some = keys[start : start + RELEASE_AT_ONCE]
-            records = await self._disk.threads.run(index.get_all, some)
-            holds = {
-                key: Hold(record.held_until_s, bool(record.flags & HELD_READ))
-                for key, record in zip(some, records, strict=True)
-                if record is not None and record.held_until_s
-            }
-            self._contents.end_view(some, holds, use_s)
+            self._contents.end_view(some, await self._holds_of(some), use_s)
+
+    async def _holds_of(self, keys: Sequence[bytes]) -> dict[bytes, Hold]:
+        """Returns the holds by load jobs; none if the index cannot be read. Nothing else would
+        release the contents, whose names are gone."""
+        try:
+            records = await self._disk.threads.run(self._disk.directory.index.get_all, keys)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return {}
+        return {
+            key: Hold(record.held_until_s, bool(record.flags & HELD_READ))
+            for key, record in zip(keys, records, strict=True)
+            if record is not None and record.held_until_s
+        }
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> T | OSError:
