@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.messages import Failure
 from cachefs.core.specs import HEARTBEATS
 from cachefs.fuse.supervisor import events as e
@@ -273,7 +273,9 @@ class Supervision:
             return [*said, *self._stopped()]
         if not self._announced:
             cause = "the file system's process ended before it answered"
-            return [e.AnnounceFailed(_failure(cause)), *self._give_up(cause)]
+            code = Unreachable.code if killed and not client.killed else CacheFSError.code
+            failure = Failure(code, cause)  # Unreachable: another start may succeed
+            return [e.AnnounceFailed(failure), *self._give_up(cause)]
         if self._reader() is not None:
             return said  # another client serves the mount
         if client.phase in (Phase.RETIRING, Phase.RETIRED):

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.messages import Failure
 from cachefs.fuse.supervisor import events as e
 from cachefs.fuse.supervisor import state as s
@@ -163,6 +164,14 @@ def test_a_first_client_that_fails_fails_the_mount(event: e.Event) -> None:
     actions = world.on(event)
     assert of_kind(actions, e.AnnounceFailed)
     assert world.code == 1
+
+
+@pytest.mark.parametrize(("killed", "code"), [(True, Unreachable.code), (False, CacheFSError.code)])
+def test_a_first_client_that_was_killed_may_be_started_again(killed: bool, code: str) -> None:
+    world = World()
+    world.on(e.Begin())
+    (announced,) = of_kind(world.ends(1, killed=killed), e.AnnounceFailed)
+    assert announced.failure.code == code
 
 
 def test_a_mount_that_is_refused_leaves_no_client() -> None:
