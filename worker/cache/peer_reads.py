@@ -25,6 +25,7 @@ from worker.store.cached_file import bad_pages, open_run
 from worker.store.holdings import Holding, read_holdings
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
+from worker.tier.damaged import drop_damaged
 from worker.tier.disk import TierDisk, no_answer
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class TierServing:
                 return False
             log.warning("%s: %d pages are damaged, a peer found; dropped", key.hex(), len(bad))
             self._context.counters.bad_pages += len(bad)
-            await self._catalog.drop([key])
+            await drop_damaged(self._catalog, key)
         except OSError as err:
             self._catalog.disk_fault(err)
             return False

@@ -16,6 +16,7 @@ from worker.store.cached_file import bad_pages
 from worker.store.directory import TierDirectory
 from worker.tier.catalog import Catalog
 from worker.tier.context import TierContext
+from worker.tier.damaged import drop_damaged
 from worker.tier.disk import TierDisk
 
 READ_LIMIT_S: Final = 30.0  # for some pages
@@ -91,7 +92,7 @@ class Checks:
                 continue
             if right is False:
                 self._context.counters.bad_pages += 1
-                await self._catalog.drop([key])
+                await drop_damaged(self._catalog, key)
             return False
         return True
 

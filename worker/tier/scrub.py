@@ -20,6 +20,7 @@ from worker.store.records import FileRecord
 from worker.tier.catalog import Catalog
 from worker.tier.contents import Contents
 from worker.tier.context import TierContext
+from worker.tier.damaged import drop_damaged
 from worker.tier.disk import TierDisk
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Scrubber:
     async def _drop(self, key: bytes, page: int) -> None:
         log.warning("%s: page %d is damaged; dropped, to be fetched again", key.hex(), page)
         self._context.counters.bad_pages += 1
-        await self._catalog.drop([key])
+        await drop_damaged(self._catalog, key)
 
 
 def _is_right(tier: TierDirectory, name: str, page: int, length: int, checksum: int) -> bool | None:

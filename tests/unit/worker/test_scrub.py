@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, scrubber_of, until
+from tests.unit.worker.rig import (
+    MIB,
+    NAMESPACE,
+    Rig,
+    only,
+    open_reader,
+    read,
+    recorded,
+    run,
+    scrubber_of,
+    until,
+)
 from worker.cache.cache import Cache
 from worker.store import on_disk
 from worker.tier import scrub
@@ -153,3 +164,20 @@ def test_rates() -> None:
     assert scrub_rate(-1, in_memory=False) > 0
     assert scrub_rate(7, in_memory=True) == 7
     assert scrub_rate(0, in_memory=False) == 0
+
+
+def test_an_open_file_gets_no_page_that_a_peer_found_damaged(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.put(1, 16 * MIB)
+        async with rig.worker() as worker:
+            assert await worker.serving.bring(NAMESPACE, 1, 0, 8, peers_only=False) == 8
+            await recorded(worker)
+            reader = await open_reader(worker, 1)
+            assert not reader.grant.complete
+            flip(rig, 1, 5 * MIB)
+            assert await worker.serving.doubt(rig.content(1).key, [5])
+            assert await reader.at(0, 16 * MIB) == rig.data[1]
+            reader.close()
+
+    run(script())
