@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachefs.core.errors import lacks_descriptors
 from cachefs.core.mountinfo import Mount, Mounts, read_mounts
 
 CALL_S: Final = 5.0  # in one namespace
@@ -31,22 +32,26 @@ class MountNamespace(NamedTuple):
     mounts: Mounts
 
 
-def namespaces() -> Iterator[MountNamespace]:
+def namespaces(*, needs_all: bool = False) -> Iterator[MountNamespace]:
     """Yields the namespaces that this process may see, its own first, and another one again for
     each root of its processes: a process sees the mounts below its root. The mounts are read when
-    it is yielded."""
+    it is yielded. Raises OSError; `needs_all`: also where no descriptor is left for another one."""
     own = os.readlink("/proc/self/ns/mnt")
     yield MountNamespace(os.getpid(), True, read_mounts())
     seen: set[tuple[str, str]] = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError):
+            try:
                 place = os.readlink(f"/proc/{name}/ns/mnt"), os.readlink(f"/proc/{name}/root")
-                if place[0] != own and place not in seen:
-                    seen.add(place)
-                    yield MountNamespace(
-                        int(name), False, read_mounts(Path("/proc", name, "mountinfo"))
-                    )
+                if place[0] == own or place in seen:
+                    continue
+                mounts = read_mounts(Path("/proc", name, "mountinfo"))
+            except OSError as err:  # it has ended, or belongs to another user
+                if needs_all and lacks_descriptors(err):
+                    raise
+                continue
+            seen.add(place)
+            yield MountNamespace(int(name), False, mounts)
 
 
 def sees_all() -> bool:

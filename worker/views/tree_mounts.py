@@ -32,7 +32,7 @@ class TreeShown(enum.Enum):
 
     NOWHERE = "nowhere"
     SOMEWHERE = "somewhere"
-    UNKNOWN = "unknown"  # at most in mount namespaces that this process cannot see
+    UNKNOWN = "unknown"  # the mounts, or those of other users' processes, cannot be read
 
 
 class TreeMounts:
@@ -49,11 +49,14 @@ class TreeMounts:
 
 
 def _look(tree: int) -> TreeShown:
-    if any(
-        _shows(mount, tree) for one in namespaces() for mount in [*one.mounts, *one.mounts.covers]
-    ):
-        return TreeShown.SOMEWHERE
-    return TreeShown.NOWHERE if sees_all() else TreeShown.UNKNOWN
+    try:
+        for one in namespaces(needs_all=True):
+            if any(_shows(mount, tree) for mount in [*one.mounts, *one.mounts.covers]):
+                return TreeShown.SOMEWHERE
+        return TreeShown.NOWHERE if sees_all() else TreeShown.UNKNOWN
+    except OSError as err:
+        log.warning("the mounts of this machine cannot be read: %s", err)
+        return TreeShown.UNKNOWN
 
 
 def _shows(mount: Mount, tree: int) -> bool:
@@ -61,11 +64,14 @@ def _shows(mount: Mount, tree: int) -> bool:
 
 
 def _remove(tree: int) -> None:
-    for _ in range(_ROUNDS):
-        for namespace in namespaces():
-            for cover in reversed(namespace.mounts.covers):
-                if _shows(cover, tree):
-                    _detach(namespace, cover)
+    try:
+        for _ in range(_ROUNDS):
+            for namespace in namespaces(needs_all=True):
+                for cover in reversed(namespace.mounts.covers):
+                    if _shows(cover, tree):
+                        _detach(namespace, cover)
+    except OSError as err:
+        log.warning("covers of a tree may stay, the mounts cannot be read: %s", err)
 
 
 def _detach(namespace: MountNamespace, cover: Mount) -> None:
