@@ -22,7 +22,7 @@ def test_a_device_number_that_another_mount_has_by_now_is_looked_up_again(
 
     monkeypatch.setattr(inode_numbers, "_keeps", {})
     monkeypatch.setattr(inode_numbers, "read_mounts", read)
-    monkeypatch.setattr(inode_numbers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("connectors.inode_numbers.time.monotonic", lambda: now[0])
     for _ in range(1000):
         assert has_stable_inode_numbers(DEVICE)
     kinds[0] = "fuse.sshfs"
