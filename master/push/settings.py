@@ -22,6 +22,7 @@ MIN_POLL_S: Final = 1.0
 MAX_POLL_S: Final = 3600.0
 MAX_URL: Final = 2048  # characters
 _EVENTS: Final = "s3://"
+_ACCESS_POINTS: Final = ("-s3alias", "--ol-s3")  # their names that stand for a bucket's
 _NO_FEED: Final = (
     "HDFS and directories have the feed poll, S3 has sqs and webhook, others have none"
 )
@@ -77,6 +78,10 @@ def checked(push: str, url: str, capabilities: Capabilities) -> str:
 def _check_events(url: str) -> None:
     if not url.startswith(_EVENTS):
         raise BadConfig("only stores of S3 send events", path=url, remedy=_NO_FEED)
+    bucket = url.removeprefix(_EVENTS).partition("/")[0]
+    if bucket.endswith(_ACCESS_POINTS):
+        remedy = "remove the source, and add it with the bucket's own name"
+        raise BadConfig("events name the bucket, not its access point", path=url, remedy=remedy)
 
 
 def _queue(url: str) -> str:
@@ -87,7 +92,7 @@ def _queue(url: str) -> str:
     if "@" in parts.netloc or parts.query or parts.fragment:
         cause = "the URL of a queue holds no user, password or query"
         raise BadConfig(cause, remedy="leave it out")
-    return url
+    return url.rstrip("/")  # sources with one queue share its reader
 
 
 def _interval(text: str) -> str:

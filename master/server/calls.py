@@ -273,7 +273,8 @@ class Calls:
 
     async def _events(self, call: c.GetEvents, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
-        self._master.hear_position(call.after, call.store_run)
+        if caller.may_join:  # a node's
+            self._master.hear_position(call.after, call.store_run)
         events = await self._poll(self._polls.poll(call.after, call.wait_s))
         events = msgspec.structs.replace(events, store_run=self._master.run.number)
         return self._in_reach(events, caller)

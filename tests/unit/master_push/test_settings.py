@@ -19,6 +19,7 @@ QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/events"
         ("", ""),
         ("webhook:team-a", "webhook:team-a"),
         (f"sqs:{QUEUE}", f"sqs:{QUEUE}"),
+        (f"sqs:{QUEUE}/", f"sqs:{QUEUE}"),
         ("sqs:http://127.0.0.1:9324/000000000000/q", "sqs:http://127.0.0.1:9324/000000000000/q"),
     ],
 )
@@ -56,6 +57,8 @@ def test_parts_of_a_setting() -> None:
         ("sqs:https://host/q?x=1", "s3://b"),
         ("sqs:https://host/" + "q" * 3000, "s3://b"),
         (f"sqs:{QUEUE}", "gs://b"),
+        (f"sqs:{QUEUE}", "s3://point-0123456789-s3alias/train"),
+        ("webhook:team-a", "s3://point-0123456789--ol-s3"),
         ("webhook:team-a", "az://a/c"),
         ("poll", "gs://b"),
         ("poll", "s3://b"),
