@@ -461,7 +461,7 @@ class Job:
 
     def _limit_failures(self) -> None:
         if self.runs and self._record.files_failed >= MAX_FAILURES:
-            self._halt(JobState.FAILED, job_messages.too_many(MAX_FAILURES))
+            self._halt(JobState.FAILED, job_messages.too_many(MAX_FAILURES), again=True)
 
     def _no_room(self, room: Room | None, full: FullQuota | None) -> None:
         self._advance()

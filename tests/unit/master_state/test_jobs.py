@@ -318,6 +318,8 @@ def test_too_many_failures_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     record = write(job).record
     assert (record.state, record.files_failed) == (JobState.FAILED, 3)
     assert "3 failed files, the limit" in record.message
+    job.control("resume", NOW, 0.0)
+    assert (job.runs, job.record.round, job.record.files_failed) == (True, 1, 0)
 
 
 def test_an_estimate_is_made_when_all_is_counted_and_something_was_done() -> None:
