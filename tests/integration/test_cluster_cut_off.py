@@ -255,6 +255,27 @@ def test_readers_go_past_an_owner_without_valid_credentials(
             cluster.workers[number].umount(mount)
 
 
+@pytest.mark.parametrize("key", ["AKIDUNKNOWN", ""])
+def test_the_readers_of_an_owner_without_valid_credentials_use_the_next_in_rank(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy, key: str
+) -> None:
+    """From the first read on. So do its loads."""
+    files = some_files(20, "f") | some_files(20, "later")
+    bucket.fill(files)
+    with OneWithOtherKeys(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.keys = {"AWS_ACCESS_KEY_ID": key}
+        cluster.start(NODES, size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        mount = cluster.mount(0, "/data")
+        cluster.wait_until_settled()
+        own = owned_by(cluster, mount / "f")[0]
+        found, took_s = timed_reads([mount / name for name in own])
+        assert found == [digest(files[name]) for name in own]
+        assert max(took_s) < SOON_S
+        assert "20 of 20 files" in cluster.workers[0].run("load", "--wait", mount / "later")
+        cluster.workers[0].umount(mount)
+
+
 def test_a_file_that_nobody_may_read_is_asked_for_by_its_owner_alone(
     tmp_path: Path, bucket: Bucket, proxy: FaultProxy
 ) -> None:

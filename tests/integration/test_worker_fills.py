@@ -58,6 +58,9 @@ class ByThread:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
+    def has_stand_in(self, origin: Origin, offset: int) -> bool:
+        return False
+
     def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         return None
 

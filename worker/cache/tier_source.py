@@ -60,6 +60,10 @@ class TierSource:
         disks."""
         return self.then.waits_for_peers(origin, offset)
 
+    def has_stand_in(self, origin: Origin, offset: int) -> bool:
+        """See `Source`."""
+        return self.then.has_stand_in(origin, offset)
+
     def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         """See `Source`."""
         may_be_here = any(self._may_have(other, origin.content.key) for other in self._others())

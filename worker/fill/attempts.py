@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing
 from worker.fill.retry import pause_s
 from worker.fill.transfer import Transfer, of_source
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from worker.fill.stalls import Stalls
     from worker.fill.supply import Supply
     from worker.tier.context import TierContext
+
+_REFUSALS: Final = (AccessDenied, CredentialsMissing)  # of this worker, perhaps
 
 
 class Attempts:
@@ -61,13 +63,14 @@ class Attempts:
                 deadline_s=deadline_s,
                 jitter=self._context.clocks.jitter(),
             )
-            if pause is None or not piece.unsettled:
+            is_refused = isinstance(error, _REFUSALS) and self._supply.has_stand_in(piece)
+            if (pause is None and not is_refused) or not piece.unsettled:
                 raise error
-            if self._supply.is_cut_off(piece):
+            if is_refused or self._supply.is_cut_off(piece):
                 self._stalls.origin_failed(piece.entry, error)
                 piece.ask_peers()
             attempt += 1
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause or 0.0)
 
     async def _once(
         self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]

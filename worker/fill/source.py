@@ -70,6 +70,10 @@ class Source(Protocol):
         reads have separate threads: if they shared those of this node's own fills, two nodes could
         wait for each other's threads."""
 
+    def has_stand_in(self, origin: Origin, offset: int) -> bool:
+        """Returns whether another worker may read what the origin refused to this one, which has
+        read nothing else there lately. Called in the loop; never blocks."""
+
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
@@ -123,6 +127,9 @@ class OriginSource:
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
+
+    def has_stand_in(self, origin: Origin, offset: int) -> bool:
+        return False
 
     def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         found = self._found.get((origin.content.namespace, origin.ufs))

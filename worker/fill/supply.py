@@ -39,6 +39,11 @@ class Supply:
         """Returns whether a fill by this node has to become a `CUT_OFF`."""
         return piece.purpose is Purpose.SERVE and self.purpose_of_read(piece)[0] is Purpose.CUT_OFF
 
+    def has_stand_in(self, piece: Piece) -> bool:
+        """Returns whether a fill by this node that was refused has to become a `CUT_OFF`."""
+        is_own = piece.purpose is Purpose.SERVE
+        return is_own and self.source.has_stand_in(piece.entry.origin, piece.offset)
+
     def threads(self, piece: Piece) -> Threads | BackgroundCalls:
         """Returns the threads that fetch a piece."""
         if piece.purpose in (Purpose.READ, Purpose.CUT_OFF):

@@ -100,6 +100,7 @@ class ClusterSource:
     ) -> None:
         self._origin = origin
         self._ring = ring
+        self._reach = reach
         self._on_detour = on_detour
         self._holders = Holders()
         self._buffers = Buffers()
@@ -123,6 +124,10 @@ class ClusterSource:
             self._on_detour(origin)
             return NO_EPOCH
         return self._ring.waits(origin.content.ino, block)
+
+    def has_stand_in(self, origin: Origin, offset: int) -> bool:
+        """See `Source`."""
+        return self._reach(origin).is_in_doubt and self._has_others(origin, block_of(offset))
 
     def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         """See `Source`."""

@@ -32,6 +32,9 @@ class OfPeers:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
+    def has_stand_in(self, origin: Origin, offset: int) -> bool:
+        return False
+
     def ask(self, origin: Origin, offset: int, size: int) -> RangeRequest | None:
         return None
 
