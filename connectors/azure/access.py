@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
-from cachefs.core.errors import CredentialsMissing, Unreachable
+from cachefs.core.errors import CredentialsMissing, Unreachable, lacks_descriptors
 from connectors.azure.options import AzureOptions, Place
 from connectors.azure.replies import RENEW
 from connectors.azure.sas import sign_container
 from connectors.credential import Credential
-from connectors.deadline import acquire_in_time
+from connectors.kept_token import KeptToken
 
 FIELDS: Final = ("sas_token", "account_key")  # of a named credential
 SCOPE: Final = "https://storage.azure.com/.default"
 SIGNED_S: Final = 3600.0  # a token that a key signs
-RENEWED_S: Final = 300.0  # before the end of a token
 TOKEN_LIMIT_S: Final = 10.0  # of one request for a token
-AGAIN_S: Final = 10.0  # between attempts to renew a token that has not ended yet
 NO_CREDENTIALS: Final = (
     "set AZURE_STORAGE_SAS_TOKEN or sas_token_file, log in (az login), or give --anonymous for a"
     " public container"
@@ -45,8 +42,7 @@ class Authorization(NamedTuple):
 
 
 class AzureCredentials:
-    """The credentials of one container. Thread-safe; one thread at a time renews them, minutes
-    before their end, and others use them until then."""
+    """The credentials of one container. Thread-safe."""
 
     def __init__(
         self, place: Place, options: AzureOptions, clock: Callable[[], float] = time.time
@@ -55,10 +51,8 @@ class AzureCredentials:
         self._options = options
         self._named = _named(options)
         self._clock = clock
-        self._lock = threading.Lock()
         self._chain: Any = None
-        self._kept: tuple[str, Authorization, float] = ("", Authorization(), 0.0)
-        self._again_at_s = 0.0  # after a renewal that failed
+        self._kept: KeptToken[Authorization] = KeptToken("a token", clock)
 
     def current(self) -> Authorization:
         """Returns valid credentials. Raises CredentialsMissing, Unreachable."""
@@ -66,31 +60,7 @@ class AzureCredentials:
         if sas:
             check_sas(sas, self._clock())
             return Authorization(query=sas)
-        if not self._lock.acquire(blocking=False):
-            from_, authorization, until_s = self._kept
-            if from_ == key and self._clock() < until_s:
-                return authorization
-            acquire_in_time(self._lock, "a token")
-        try:
-            return self._renewed(key)
-        finally:
-            self._lock.release()
-
-    def _renewed(self, key: str) -> Authorization:
-        """Returns a token, a new one before the last one ends. That stays in use while none can be
-        had, as during a restart of the machine's identity service."""
-        from_, authorization, until_s = self._kept
-        now_s = self._clock()
-        is_valid = from_ == key and now_s < until_s
-        if is_valid and now_s < max(until_s - RENEWED_S, self._again_at_s):
-            return authorization
-        try:
-            self._kept = key, *(self._signed(key) if key else self._identified())
-        except (CredentialsMissing, Unreachable):
-            if not is_valid:
-                raise
-            self._again_at_s = now_s + AGAIN_S
-        return self._kept[1]
+        return self._kept.current(key, lambda: self._signed(key) if key else self._identified())
 
     def _secrets(self) -> tuple[str, str]:
         """Returns a SAS token, or else a key, or else neither."""
@@ -113,11 +83,15 @@ class AzureCredentials:
         from azure.core.exceptions import AzureError, ClientAuthenticationError
 
         try:
-            if self._chain is None:
-                self._chain = _open_chain(self._options)
-            found = self._chain.get_token(SCOPE)
+            chain = self._chain = self._chain or _open_chain(self._options)
+            found = chain.get_token(SCOPE)
         except ClientAuthenticationError as error:
             raise no_identity(error) from error
+        except (OSError, ValueError) as error:  # of the file of a workload identity
+            if lacks_descriptors(error):
+                raise
+            cause = f"the credentials cannot be read ({_first_line(error)})"
+            raise CredentialsMissing(cause, remedy=RENEW) from error
         except AzureError as error:
             cause = f"no token can be fetched ({_first_line(error)})"
             raise Unreachable(cause, remedy="check the network") from error
@@ -127,9 +101,8 @@ class AzureCredentials:
         """Discards the credentials, after the store refused them."""
         if self._named is not None:
             self._named.forget()
-        with self._lock:
-            self._chain = None
-            self._kept = ("", Authorization(), 0.0)
+        self._chain = None
+        self._kept.forget()
 
 
 def _named(options: AzureOptions) -> Credential | None:

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 import time
 from collections.abc import Callable
+from datetime import UTC
 from typing import Any, Final
 
 import google.auth
 import requests
 from google.auth import exceptions, identity_pool
-from google.auth.credentials import TokenState
 from google.auth.transport.requests import Request
 from google.oauth2 import credentials as user
 from google.oauth2 import service_account
 
 from cachefs.core.errors import BadConfig, CacheFSError, CredentialsMissing, Unreachable
 from connectors.credential import Credential
-from connectors.deadline import acquire_in_time
+from connectors.deadline import NEVER_S
 from connectors.gcs.options import GcsOptions
 from connectors.gcs.replies import RENEW
+from connectors.kept_token import KeptToken
 
 SCOPES: Final = ("https://www.googleapis.com/auth/devstorage.read_only",)
 TOKEN_LIMIT_S: Final = 10.0  # of one request for a token
-AGAIN_S: Final = 10.0  # between attempts to renew a token that has not ended yet
 KEY_FIELD: Final = "credentials.json"
 _LOADERS: Final[dict[str, Any]] = {
     "service_account": service_account.Credentials.from_service_account_info,
@@ -43,64 +42,41 @@ NO_CREDENTIALS: Final = (
 
 
 class GcsCredentials:
-    """The source of tokens. Thread-safe; one thread at a time renews a token, minutes before its
-    end, and others use it until then. After `forget` the chain is searched again (a rotated file, a
-    new login)."""
+    """The source of tokens. Thread-safe. After `forget` the chain is searched again (a rotated
+    file, a new login)."""
 
-    def __init__(self, options: GcsOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: GcsOptions, clock: Callable[[], float] = time.time) -> None:
         self._file = options.credentials_file
         self._named = Credential(options.credential, (KEY_FIELD,)) if options.credential else None
-        self._text = ""  # of the named credential that is in use
-        self._lock = threading.Lock()
-        self._found: Any = None
-        self._clock = clock
-        self._again_at_s = float("-inf")  # of a renewal that failed
+        self._kept: KeptToken[str] = KeptToken("a token", clock)
+        self._found: tuple[str, Any] | None = None  # with the text of the named credential
         session = requests.Session()
         session.verify = options.ca_bundle or True
         self._request: Any = functools.partial(Request(session), timeout=TOKEN_LIMIT_S)
 
     def token(self) -> str:
         """Returns a valid token. Raises CredentialsMissing, Unreachable, BadConfig."""
-        if not self._lock.acquire(blocking=False):
-            found = self._found
-            if found is not None and found.token_state is TokenState.STALE:
-                return _usable(found)
-            acquire_in_time(self._lock, "a token")
+        text = self._named.values()[0] if self._named is not None else ""
+        return self._kept.current(text, lambda: self._fetch(text))
+
+    def _fetch(self, text: str) -> tuple[str, float]:
+        """Returns a new token, and when it ends."""
         try:
-            return self._renewed()
+            found = self._credentials(text)
+            found.refresh(self._request)
         except exceptions.GoogleAuthError as error:
             if not _is_passing(error):
                 self._found = None
             raise _translated(error) from error
-        finally:
-            self._lock.release()
+        end = found.expiry  # in UTC, without a zone
+        return _usable(found), end.replace(tzinfo=UTC).timestamp() if end else NEVER_S
 
-    def _renewed(self) -> str:
-        if self._named is not None:
-            self._take(*self._named.values())
-        elif self._found is None:
-            self._found = self._load()
-        state = self._found.token_state
-        if state is TokenState.INVALID:
-            self._found.refresh(self._request)
-        elif state is TokenState.STALE and self._clock() >= self._again_at_s:
-            self._refresh_early()
-        return _usable(self._found)
-
-    def _refresh_early(self) -> None:
-        """Renews a token that has not ended yet. It stays in use while none can be fetched, as
-        during a restart of the metadata server."""
-        try:
-            self._found.refresh(self._request)
-        except exceptions.GoogleAuthError as error:
-            if not _is_passing(error):
-                raise
-            self._again_at_s = self._clock() + AGAIN_S
-
-    def _take(self, text: str) -> None:
-        """Uses the named credential as it is now."""
-        if self._found is None or text != self._text:
-            self._found, self._text = loaded(text, path=""), text
+    def _credentials(self, text: str) -> Any:
+        known = self._found
+        if known is None or known[0] != text:
+            made = self._load() if self._named is None else loaded(text, path="")
+            known = self._found = text, made
+        return known[1]
 
     def _load(self) -> Any:
         if self._file:
@@ -112,8 +88,8 @@ class GcsCredentials:
         """Discards the credentials, after the store refused them."""
         if self._named is not None:
             self._named.forget()
-        with self._lock:
-            self._found = None
+        self._found = None
+        self._kept.forget()
 
 
 def _usable(found: Any) -> str:

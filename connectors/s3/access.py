@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
+import time
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,7 +22,8 @@ from botocore.utils import get_environ_proxies
 
 from cachefs.core.errors import BadConfig, CredentialsMissing, Unsupported, lacks_descriptors
 from connectors.credential import Credential
-from connectors.deadline import acquire_in_time
+from connectors.deadline import NEVER_S
+from connectors.kept_token import KeptToken
 from connectors.s3.errors import from_botocore
 from connectors.s3.options import S3Options
 
@@ -30,6 +32,7 @@ DEFAULT_REGION: Final = "us-east-1"
 # botocore does not translate what its parsers, files and programs (`credential_process`) raise.
 _OF_CHAIN: Final = (
     BotoCoreError, ClientError, OSError, ValueError, LookupError, TypeError, AttributeError,
+    RuntimeError,
 )  # fmt: skip
 NO_CREDENTIALS: Final = "set AWS_PROFILE or --aws-profile NAME, or --anonymous for a public bucket"
 
@@ -58,21 +61,24 @@ class Endpoint(NamedTuple):
 
 
 class S3Credentials:
-    """The credentials chain of one source. Thread-safe. botocore renews the credentials if it can;
-    after `forget` the chain is searched again (a rotated file, a new login)."""
+    """The credentials chain of one source. Thread-safe. botocore renews the credentials if it can,
+    and has no time limit for the threads that wait for that: `KeptToken` has. After `forget` the
+    chain is searched again (a rotated file, a new login)."""
 
-    def __init__(self, options: S3Options) -> None:
+    def __init__(self, options: S3Options, clock: Callable[[], float] = time.time) -> None:
         self._profile = options.profile or None
         self._named = _named(options)
         self.anonymous = options.anonymous
-        self._lock = threading.Lock()
-        self._found: Any = None
+        self._chain: Any = None
+        self._kept: KeptToken[Keys] = KeptToken("the credentials", clock)
 
     def current(self) -> Keys | None:
         """Returns the credentials; None: requests are unsigned. Raises CredentialsMissing."""
         if self.anonymous:
             return None
-        keys = self._of_chain() if self._named is None else _of_credential(self._named)
+        keys = (
+            _of_credential(self._named) if self._named else self._kept.current("", self._of_chain)
+        )
         if not keys.access_key or not keys.secret_key:
             raise CredentialsMissing("the credentials are empty", remedy=NO_CREDENTIALS)
         if not _fits_header(f"{keys.access_key}{keys.token or ''}"):
@@ -80,32 +86,27 @@ class S3Credentials:
             raise CredentialsMissing(cause, remedy="write them again, without line ends")
         return keys
 
-    def _of_chain(self) -> Keys:
+    def _of_chain(self) -> tuple[Keys, float]:
+        """Returns the keys of the chain, which may renew them now, and when they end."""
         try:
-            frozen = self._chain().get_frozen_credentials()
+            chain = self._chain = self._chain or open_session(self._profile).get_credentials()
+            if chain is None:
+                raise CredentialsMissing("no AWS credentials were found", remedy=NO_CREDENTIALS)
+            frozen = chain.get_frozen_credentials()
         except _OF_CHAIN as error:
             if lacks_descriptors(error):
                 raise
             raise from_botocore(error) from error
-        return Keys(frozen.access_key, frozen.secret_key, frozen.token)
+        end = getattr(chain, "_expiry_time", None)
+        keys = Keys(frozen.access_key, frozen.secret_key, frozen.token)
+        return keys, end.timestamp() if end else NEVER_S
 
     def forget(self) -> None:
         """Discards the credentials, after the origin refused them."""
         if self._named is not None:
             self._named.forget()
-        self._found = None  # without the lock, whose holder may wait for a program that hangs
-
-    def _chain(self) -> Any:
-        acquire_in_time(self._lock, "the credentials")
-        try:
-            found = self._found
-            if found is None:
-                found = self._found = open_session(self._profile).get_credentials()
-        finally:
-            self._lock.release()
-        if found is None:
-            raise CredentialsMissing("no AWS credentials were found", remedy=NO_CREDENTIALS)
-        return found
+        self._chain = None
+        self._kept.forget()
 
 
 def _named(options: S3Options) -> Credential | None:

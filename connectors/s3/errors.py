@@ -166,6 +166,7 @@ _CREDENTIALS: Final = (
     ("ConfigNotFound", "correct the AWS configuration"),
     ("MetadataRetrievalError", RENEW),
     ("ClientError", RENEW),
+    ("RuntimeError", RENEW),  # renewed ones have expired, too
 )
 
 

@@ -6,9 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from botocore.credentials import RefreshableCredentials
 
 from cachefs.core import errors
 from cachefs.core.model import Fingerprint, Kind
@@ -168,6 +171,22 @@ def test_a_profile_that_gives_no_credentials(
     assert caught.value.remedy == "correct the AWS configuration"
 
 
+def test_keys_that_have_expired_when_they_are_given(
+    aws: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'echo \'{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s", "Expiration":'
+        ' "2001-01-01T00:00:00Z"}\'\n'
+    )
+    tool.chmod(0o755)
+    (tmp_path / "aws-config").write_text(f"[profile p]\ncredential_process = {tool}\n")
+    with pytest.raises(errors.CredentialsMissing, match="still expired") as caught:
+        S3Credentials(S3Options(profile="p")).current()
+    assert "renew" in caught.value.remedy
+
+
 @pytest.fixture
 def hanging(aws: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A chain that is searched until the event is set, as with a program that hangs."""
@@ -201,6 +220,42 @@ def test_a_search_for_credentials_that_hangs_holds_no_other_request(
     ):
         credentials.current()
     credentials.forget()
+
+
+def test_a_renewal_that_hangs_holds_no_other_request(aws: pytest.MonkeyPatch) -> None:
+    """botocore's own threads would wait for it without a time limit."""
+    begun, go_on, now = threading.Event(), threading.Event(), time.time()
+
+    def renewed() -> dict[str, str]:
+        begun.set()
+        assert go_on.wait(30)
+        return {"access_key": "b", "secret_key": "s", "token": "t", "expiry_time": at(now + 7200)}
+
+    chain = RefreshableCredentials(
+        "a", "s", "t", datetime.fromisoformat(at(now + 3600)), renewed, "test",
+        time_fetcher=lambda: datetime.fromisoformat(at(now)),
+    )  # fmt: skip
+    aws.setattr(access, "open_session", lambda _: SimpleNamespace(get_credentials=lambda: chain))
+    credentials = S3Credentials(S3Options(), lambda: now)
+    first = credentials.current()
+    now += 3500.0
+    renewing = threading.Thread(target=credentials.current, daemon=True)
+    renewing.start()
+    assert begun.wait(30)
+    with bounded(time.monotonic() + 0.05):
+        assert credentials.current() == first
+        now += 200.0
+        with pytest.raises(errors.Unreachable, match="has been fetching the credentials"):
+            credentials.current()
+    go_on.set()
+    renewing.join(30)
+    renewed_keys = credentials.current()
+    assert renewed_keys is not None
+    assert renewed_keys.access_key == "b"
+
+
+def at(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat()
 
 
 def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
