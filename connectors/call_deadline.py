@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unavailable
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector, Page
 from connectors.call_threads import Call, CallThreads
@@ -31,7 +31,7 @@ def _close_late(body: Body | None) -> None:
 
 
 class Deadline(Decorator):
-    """A connector whose calls run in threads. The caller gets Unavailable after
+    """A connector whose calls run in threads. The caller gets Unreachable after
     `attempt_s`, or at its own deadline (`connectors.deadline`), and a body after that time without
     a chunk. A call that hangs keeps its thread; see `CallThreads` for the bounds."""
 
@@ -63,7 +63,7 @@ class Deadline(Decorator):
         call = self._threads.start(act, until_s)
         try:
             return self._threads.wait(call, until_s)
-        except Unavailable as error:
+        except Unreachable as error:
             if call.done.is_set():
                 raise
             cause = "the write was not confirmed in time: it may still happen"
@@ -91,7 +91,7 @@ class Deadline(Decorator):
 
     def close(self) -> None:
         """Closes the adapter, in the attempt's time, then the threads. Idempotent."""
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unreachable):
             self._threads.run(self._inner.close, self._until(), _nothing)
         self._threads.close()
 
@@ -148,7 +148,7 @@ class _DeadlineBody:
             call = self._threads.start(lambda: next(chunks, None), self._until())
             try:
                 chunk = self._threads.wait(call, self._until())
-            except Unavailable:
+            except Unreachable:
                 if not call.done.is_set():
                     self._closed = True
                     self._threads.abandon(call, lambda _late: self._inner.close())

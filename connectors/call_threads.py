@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.errors import CacheFSError, Unreachable
 from connectors.deadline import bounded
 
 T = TypeVar("T")
@@ -65,11 +65,11 @@ class CallThreads:
 
     def start(self, act: Callable[[], T], until_s: float, *, waits: bool = True) -> Call[T]:
         """Starts a call; waits for a free thread until `until_s` (`time.monotonic`), or not at all.
-        Raises Unavailable if no thread is free."""
+        Raises Unreachable if no thread is free."""
         self._check()
         wait_s = max(0.0, min(until_s - time.monotonic(), 1e6)) if waits else 0.0
         if not self._free.acquire(timeout=wait_s):
-            raise Unavailable("every thread for calls of the client library is busy")
+            raise Unreachable("every thread for calls of the client library is busy")
         call = Call(act, until_s)
         try:
             self._check()
@@ -80,13 +80,13 @@ class CallThreads:
         return call
 
     def wait(self, call: Call[T], until_s: float) -> T:
-        """Returns the result of a call. Raises its error, or Unavailable at `until_s`. The call
+        """Returns the result of a call. Raises its error, or Unreachable at `until_s`. The call
         then continues, and may be waited for again."""
         if not call.done.wait(max(0.0, min(until_s - time.monotonic(), 1e6))):
             with self._lock:
                 if not call.done.is_set():
                     self._lose(call)
-                    raise Unavailable("the origin did not answer in time")
+                    raise Unreachable("the origin did not answer in time")
         return call.result()
 
     def run(self, act: Callable[[], T], until_s: float, discard: Callable[[T | None], object]) -> T:
@@ -95,7 +95,7 @@ class CallThreads:
         call = self.start(act, until_s)
         try:
             return self.wait(call, until_s)
-        except Unavailable:
+        except Unreachable:
             self.abandon(call, discard)
             raise
 
@@ -120,9 +120,9 @@ class CallThreads:
     def _check(self) -> None:
         if self.lost >= self._most_lost:
             cause = f"{self.lost} calls of the client library hang: no more are started"
-            raise Unavailable(cause, remedy="they end when the origin answers again")
+            raise Unreachable(cause, remedy="they end when the origin answers again")
         if self._closed:
-            raise Unavailable("the connector is closed")
+            raise Unreachable("the connector is closed")
 
     def _lose(self, call: Call[Any]) -> None:
         if not call.is_lost:
@@ -141,7 +141,7 @@ class CallThreads:
             try:
                 thread.start()
             except RuntimeError as error:
-                raise Unavailable("no thread can be started") from error
+                raise Unreachable("no thread can be started") from error
         jobs.put(call)
 
     def _work(self, jobs: queue.SimpleQueue[Call[Any] | None]) -> None:

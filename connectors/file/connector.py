@@ -69,17 +69,16 @@ _OF_WRITES: Final[dict[int | None, type[CacheFSError]]] = {
     errno.ENOTEMPTY: errors.NotEmpty,
     errno.EROFS: errors.ReadOnly,
 }
-_PASSING: Final = frozenset(
+_PASSING: Final = frozenset({errno.EAGAIN, errno.EIO, errno.ESTALE})
+# Of this machine: others may get at the files.
+_CUT: Final = frozenset(
     {
-        errno.EAGAIN,
         errno.EHOSTDOWN,
         errno.EHOSTUNREACH,
-        errno.EIO,
         errno.EMFILE,
         errno.ENFILE,
         errno.ENOMEM,
         errno.ENOTCONN,
-        errno.ESTALE,
         errno.ETIMEDOUT,
     }
 )
@@ -212,6 +211,8 @@ def classify(error: OSError, path: str) -> CacheFSError:
         return errors.AccessDenied(cause, path=path)
     if error.errno in _PASSING:
         return errors.Unavailable(cause, path=path)
+    if error.errno in _CUT:
+        return errors.Unreachable(cause, path=path)
     return errors.OriginError(cause, path=path)
 
 

@@ -76,7 +76,7 @@ def _of_library(text: str, path: str) -> CacheFSError:
     if "SASL" in text or "GSSAPI" in text:
         return errors.CredentialsMissing(text, path=path, remedy=KERBEROS)
     if "DataNodes failed" in text:
-        return errors.Unavailable("no DataNode with a replica answers", path=path, remedy=LATER)
+        return errors.Unreachable("no DataNode with a replica answers", path=path, remedy=LATER)
     if "DataTransferError" in text or "IOError" in text or "ChecksumError" in text:
         return errors.Unavailable(f"a DataNode failed: {text}", path=path, remedy=LATER)
     if "BlocksNotFound" in text:

@@ -34,7 +34,14 @@ _CUT: Final = frozenset(
     }
 )
 _NO_WAY: Final = frozenset(
-    {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ETIMEDOUT}
+    {
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,  # a FUSE file system of this machine that has ended
+        errno.ETIMEDOUT,
+    }
 )
 # The texts of pyarrow: S3, Google Cloud Storage, Azure. Their client got no reply.
 _UNREACHED: Final = re.compile(

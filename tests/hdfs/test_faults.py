@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cachefs.core.errors import CacheFSError, Unavailable, Unreachable
+from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.model import Fingerprint
 from connectors.base import Connector
 from tests.hdfs.conftest import Source
@@ -110,7 +110,7 @@ def test_with_both_datanodes_stopped_a_read_fails(new_source: Callable[..., Sour
     first, second = source.cluster.datanodes
     with first.stopped(), second.stopped():
         seconds, found = outcome(lambda: source.connector.read_all(b"f", version))
-    assert isinstance(found, Unavailable), found
+    assert isinstance(found, Unreachable), found  # others may reach them
     assert seconds < LIMIT_S
     assert source.connector.read_all(b"f", version) == SMALL["s00"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import NotFound, Unavailable
+from cachefs.core.errors import NotFound, Unreachable
 from connectors.base import Body
 from connectors.call_deadline import Deadline
 from connectors.call_threads import CallThreads
@@ -41,12 +41,12 @@ def names(source: Deadline) -> list[bytes]:
 
 
 def hang(memory: MemoryConnector, verb: str, act: Callable[[], object]) -> None:
-    """A call that hangs at the store raises Unavailable in its caller. Only this call has little
+    """A call that hangs at the store raises Unreachable in its caller. Only this call has little
     time: on a busy machine one that does not hang may take longer than that."""
     memory.block(verb)
     with (
         bounded(time.monotonic() + SOON_S),
-        pytest.raises(Unavailable, match="did not answer in time"),
+        pytest.raises(Unreachable, match="did not answer in time"),
     ):
         act()
 
@@ -61,7 +61,7 @@ def test_what_answers_is_passed_on(memory: MemoryConnector) -> None:
         source.stat(b"nothing")
     source.close()
     source.close()
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(Unreachable, match="closed"):
         source.check()
 
 
@@ -80,7 +80,7 @@ def test_the_caller_s_own_deadline_is_shorter(memory: MemoryConnector) -> None:
     source = over(memory)
     memory.block("stat")
     started_s = time.monotonic()
-    with bounded(started_s + SOON_S), pytest.raises(Unavailable):
+    with bounded(started_s + SOON_S), pytest.raises(Unreachable):
         source.stat(b"d/0001")
     assert time.monotonic() - started_s < LATER_S / 2
 
@@ -107,7 +107,7 @@ def test_with_too_many_lost_threads_calls_fail_at_once(memory: MemoryConnector) 
     for _ in range(2):
         hang(memory, "stat", lambda: source.stat(b"d/0001"))
     calls = memory.calls.copy()
-    with pytest.raises(Unavailable, match="2 calls of the client library hang"):
+    with pytest.raises(Unreachable, match="2 calls of the client library hang"):
         source.check()
     assert memory.calls == calls
     memory.unblock()
@@ -125,7 +125,7 @@ def test_the_number_of_threads_is_bounded(memory: MemoryConnector) -> None:
     def call() -> None:
         try:
             source.stat(b"d/0001")
-        except Unavailable as error:
+        except Unreachable as error:
             errors.append(error.cause)
 
     callers = [threading.Thread(target=call) for _ in range(8)]
@@ -183,7 +183,7 @@ class StuckBody:
         yield memoryview(b"first")
         assert self.go_on.wait(LATER_S)
         if self.fails:
-            raise Unavailable("the second chunk failed")
+            raise Unreachable("the second chunk failed")
         yield memoryview(b"second")
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ def test_a_chunk_that_hangs_ends_the_body(fails: bool) -> None:
     body = source.read(b"d/0001", 0, 4, memory.stat(b"d/0001").fingerprint)
     chunks = iter(body)
     assert bytes(next(chunks)) == b"first"
-    with bounded(time.monotonic() + SOON_S), pytest.raises(Unavailable, match="in time"):
+    with bounded(time.monotonic() + SOON_S), pytest.raises(Unreachable, match="in time"):
         next(chunks)
     body.close()
     assert memory.body.closed_by == []
@@ -233,7 +233,7 @@ def test_under_the_other_decorators_a_hung_call_costs_its_deadline(memory: Memor
     )
     memory.block("stat")
     started_s = time.monotonic()
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unreachable):
         source.stat(b"d/0001")
     assert time.monotonic() - started_s < LATER_S / 2
     memory.unblock()

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Stale, Unavailable
+from cachefs.core.errors import (
+    AccessDenied,
+    BadBody,
+    CacheFSError,
+    NotFound,
+    Stale,
+    Unavailable,
+    Unreachable,
+)
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Entry
 from connectors.bounds import MAX_TIME_NS
@@ -158,7 +166,15 @@ def test_descriptors_are_given_back(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(13, AccessDenied), (2, NotFound), (116, Unavailable), (5, Unavailable), (110, Unavailable)],
+    [
+        (errno.EACCES, AccessDenied),
+        (errno.ENOENT, NotFound),
+        (errno.ESTALE, Unavailable),
+        (errno.EIO, Unavailable),
+        (errno.ETIMEDOUT, Unreachable),
+        (errno.ENOTCONN, Unreachable),
+        (errno.EMFILE, Unreachable),
+    ],
 )
 def test_errors_of_the_system(number: int, expected: type[Exception]) -> None:
     found = file.classify(OSError(number, "x"), "/data/f")
