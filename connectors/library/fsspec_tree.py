@@ -123,7 +123,10 @@ def _facts(info: dict[str, Any], name: bytes) -> Facts | None:
     if kind == "directory":
         return Facts(name, is_directory=True)
     times = (time_ns(info[key]) for key in _TIMES if key in info)
-    mtime_ns = next((found for found in times if found is not None), None)
+    try:
+        mtime_ns = next((found for found in times if found is not None), None)
+    except (OverflowError, ValueError):  # infinite, or not a number
+        return None
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     size = info.get("size")
     if not isinstance(size, int):

@@ -89,7 +89,8 @@ class VersionRule(NamedTuple):
 
 def time_ns(value: object) -> int | None:
     """Returns a library's time: a datetime, seconds, or text by ISO or HTTP; None if it is none of
-    them. A datetime without a zone is in UTC."""
+    them. A datetime without a zone is in UTC. Raises OverflowError or ValueError for a number that
+    is no time."""
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, datetime):
@@ -104,4 +105,4 @@ def _parsed(text: str) -> object:
         return datetime.fromisoformat(text)
     except ValueError:
         found_ns = parse_http_date(text, -1)
-        return None if found_ns < 0 else found_ns // NS
+        return None if found_ns == -1 else found_ns // NS

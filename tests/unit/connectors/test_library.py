@@ -36,6 +36,7 @@ from connectors.gcs.scheme import SCHEME as gcs
 from connectors.library import scheme as library
 from connectors.library.connector import LibraryConnector, open_arrow
 from connectors.library.errors import translated
+from connectors.library.fsspec_tree import _facts
 from connectors.library.options import check_options, resolved
 from connectors.library.pool import MOST_OPEN, Instances
 from connectors.library.tree import Facts, VersionRule, time_ns
@@ -53,6 +54,17 @@ def test_times() -> None:
     assert {time_ns(value) for value in (*same, *texts)} == {TIME_NS}
     assert time_ns(when.replace(microsecond=1)) == TIME_NS + 1000
     assert [time_ns(value) for value in (None, "soon", True, [])] == [None] * 4
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -float("inf"), 1e308])
+def test_a_number_that_is_no_time_hides_its_file_alone(time: float) -> None:
+    facts = {"type": "file", "size": 1, "mtime": time}
+    assert _facts(facts, b"f") is None
+    assert _facts({**facts, "mtime": 10**400}, b"f") is not None
+
+
+def test_a_time_before_the_epoch_is_a_time() -> None:
+    assert time_ns("Mon, 06 May 1968 07:08:09 GMT") == -52_246_311 * 10**9
 
 
 def test_a_file_whose_changes_cannot_be_noticed_is_no_file() -> None:
@@ -102,6 +114,7 @@ class AuthenticationException(SSHException):
         (SSHException("cut"), errors.Unreachable),
         (AuthenticationException("no"), errors.CredentialsMissing),
         (OSError(errno.EIO, "disk"), errors.Unavailable),
+        (OSError(errno.ENOTCONN, "no daemon of FUSE"), errors.Unreachable),
         (OSError("no number"), errors.Unavailable),
         (OSError(errno.EOPNOTSUPP, "no"), errors.OriginError),
         (ImportError("install s3fs"), errors.Unsupported),
