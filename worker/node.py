@@ -185,8 +185,7 @@ class Node:
         return share_of(self._ring.view.members, self.id)
 
     def _is_owned(self, key: bytes, size: int, replicas: int) -> bool:
-        ino, blocks = ContentId.of_key(key).ino, range(block_count(size))
-        return any(self._ring.owns(ino, block, replicas) for block in blocks)
+        return self._ring.owns_any(ContentId.of_key(key).ino, block_count(size), replicas)
 
     def _on_filled(self, key: bytes, size_bytes: int, replicas: int) -> None:
         if self._migration is not None:

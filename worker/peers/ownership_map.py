@@ -5,20 +5,24 @@ former one atomically.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from cachefs.core.model import ContentId
 from cachefs.core.placement import Member, Placement, View
 from worker.fill.source import Purpose
 from worker.peers.source_selection import Candidate, candidates
 
+MOST_LOOKED: Final = 1024  # blocks of a file
+
 
 class _Known:
-    """A view and its placements. Immutable."""
+    """A view and its placements, and whether the node `me` owns anything. Immutable."""
 
-    __slots__ = ("before", "between", "now", "view")
+    __slots__ = ("before", "between", "has_share", "now", "view")
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, me: str) -> None:
         self.view = view
+        self.has_share = any(one.id == me and one.weight > 0 for one in view.members)
         self.now = Placement(view.members)
         self.before = Placement(view.before)
         self.between = [Placement(members) for members in view.between[::-1]]
@@ -35,7 +39,7 @@ class OwnershipMap:
 
     def __init__(self, me: str) -> None:
         self.me = me
-        self._known = _Known(View(-1))
+        self._known = _Known(View(-1), me)
 
     @property
     def view(self) -> View:
@@ -47,7 +51,7 @@ class OwnershipMap:
 
     def update(self, view: View) -> None:
         """Replaces the view. Called in the loop."""
-        self._known = _Known(view)
+        self._known = _Known(view, self.me)
 
     def owners(self, ino: int, block: int, replicas: int = 1) -> tuple[Member, ...]:
         """Returns the owners of a block, the primary owner first."""
@@ -62,6 +66,13 @@ class OwnershipMap:
     def owns(self, ino: int, block: int, replicas: int = 1) -> bool:
         """Returns whether this node is one of the owners of a block."""
         return 0 <= self.rank(ino, block, replicas) < replicas
+
+    def owns_any(self, ino: int, blocks: int, replicas: int = 1) -> bool:
+        """Returns whether this node owns one of a file's first `blocks` blocks. Of more than
+        `MOST_LOOKED` blocks each node with a share is assumed to own one."""
+        if not self._known.has_share or blocks > MOST_LOOKED:
+            return self._known.has_share
+        return any(self.owns(ino, block, replicas) for block in range(blocks))
 
     def shares(self, ino: int, block: int, replicas: int) -> bool:
         """Returns whether this node is one of the owners of a block, and another node is an owner
