@@ -20,11 +20,13 @@ from connectors.fetch.request import Head, OnConnected, ignore_connections
 from connectors.objects.keyed import KeyedConnector
 from connectors.range_reply import check_bytes, check_object
 from connectors.s3.directory_pages import Parsed
+from connectors.s3.errors import SHORTER, TOO_LONG
 from connectors.s3.http import Requests, S3Http
 from connectors.s3.listing import Listing, listing_of, next_token, parse_listing
 from connectors.s3.listing_xml import page_texts
 from connectors.s3.options import S3Options
 
+MAX_KEY_BYTES: Final = 1024  # of Amazon's; some servers have longer ones
 NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
 READING: Final = Capabilities(
     ordered_listings=True,
@@ -76,8 +78,10 @@ class S3Connector(KeyedConnector[Requests]):
         path = f"{self._where}/{key}"
         try:
             reply = self._http.send(self._api().stat(key), path)
-        except (AccessDenied, OriginError):
+        except (AccessDenied, OriginError) as error:
             self._list(key, "", 1)  # its error has a cause, a HEAD's has none
+            if error.code == OriginError.code and len(key.encode()) > MAX_KEY_BYTES:
+                raise NotFound(TOO_LONG, remedy=SHORTER, path=path) from error
             raise
         read_whole_body(reply)  # to its end, so that the connection is kept
         headers = reply.head.headers

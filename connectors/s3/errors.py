@@ -49,6 +49,8 @@ _REGION: Final = frozenset(
 _PASSING: Final = frozenset(
     {"RequestTimeout", "OperationAborted", "InternalError", "ConditionalRequestConflict"}
 )
+TOO_LONG: Final = "no object has a name this long"
+SHORTER: Final = "a key has at most 1,024 bytes, the prefix of the source included"
 CHECK_BUCKET: Final = "check the bucket's name and the endpoint"
 # Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
 XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
@@ -119,6 +121,8 @@ def _by_code(failure: S3Failure) -> _Verdict | None:
         return errors.OriginError, f"wrong region{wanted} ({details})", WRONG_REGION
     if code == "InvalidBucketName":
         return errors.NotFound, "no bucket can have this name", CHECK_BUCKET
+    if code == "KeyTooLongError":
+        return errors.NotFound, TOO_LONG, SHORTER
     if code == "NotImplemented":
         return errors.Unsupported, f"the server lacks this operation ({details})", ""
     if code == "EntityTooLarge":

@@ -24,7 +24,7 @@ LISTING_BYTES: Final = 16 << 20  # the largest page; 1,000 keys of 1,024 bytes, 
 _KEY_SAFE: Final = "/-_.~"
 _QUERY_SAFE: Final = "-_.~"
 _HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # libcurl rejects a bad size
-_BUSY: Final = frozenset({429, 500, 502, 503, 504})
+_BUSY: Final = frozenset({0, 408, 429, 500, 502, 503, 504})  # 0: an invalid head
 _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

@@ -271,7 +271,7 @@ def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
     assert [signer(request) for request in server.requests[1:]] == ["key eu-north-1"] * 2
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_no_region_is_guessed_while_the_server_is_busy(server: ScriptedS3, status: int) -> None:
     """It would be used until the end of the process."""
     region = Regions("eu-north-1")

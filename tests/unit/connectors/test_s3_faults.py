@@ -143,6 +143,7 @@ FAULTS = [
     (403, "InvalidObjectState", errors.Archived),
     (400, "ExpiredToken", errors.CredentialsMissing),
     (400, "AuthorizationHeaderMalformed", errors.OriginError),
+    (400, "KeyTooLongError", errors.NotFound),
     (400, "RequestTimeout", errors.Unavailable),
     (412, "PreconditionFailed", errors.Stale),
     (416, "InvalidRange", errors.Stale),
@@ -171,7 +172,7 @@ def test_a_refused_read(
     assert "\n" not in failure.one_line().replace(path.decode(), "")
 
 
-@pytest.mark.parametrize(("status", "code", "expected"), FAULTS[1:8] + FAULTS[11:])
+@pytest.mark.parametrize(("status", "code", "expected"), FAULTS[1:9] + FAULTS[12:])
 def test_a_refused_listing(
     server: ScriptedS3, status: int, code: str, expected: type[CacheFSError]
 ) -> None:

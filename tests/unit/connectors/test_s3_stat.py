@@ -50,6 +50,14 @@ def test_a_name_that_the_listing_lacks_has_the_error_of_its_head(server: Scripte
     assert [one.method for one in server.requests][:2] == ["GET", "HEAD"]
 
 
+@pytest.mark.parametrize("listed", [listing(), error(400, "KeyTooLongError")])
+def test_a_name_that_no_key_has_is_absent(server: ScriptedS3, listed: Answer) -> None:
+    """Amazon's servers answer 400, to a HEAD without a reason."""
+    server.script = lambda request: Answer(400) if request.method == "HEAD" else listed
+    with pytest.raises(NotFound, match="this long"):
+        connector(server).stat(b"/".join([b"d" * 250] * 5))
+
+
 def test_a_directory_behind_many_names_of_the_same_beginning(server: ScriptedS3) -> None:
     """`d-0`, `d-1`, ... come before `d/`: the second listing finds it."""
 
