@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pycurl
 
+from connectors.bounds import parse_size
 from connectors.fetch.request import (
     NO_NEW_CONNECTIONS,
     Head,
@@ -198,6 +199,5 @@ class Exchange:
 
 
 def _declared_bytes(head: Head) -> int:
-    """Returns the length of the body by the head; 0 if the head has none."""
-    length = head.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else 0
+    """Returns the length of the body by the head; 0 if the head has none that can be."""
+    return parse_size(head.headers.get("content-length", "")) or 0

@@ -144,7 +144,8 @@ def directory_page(listing: Listing, prefix: str) -> Page:
             files[name] = fingerprint
         else:
             hidden += bool(name)  # the marker of the directory itself does not count
-    names = {found[start:].encode()[:-1] for found in listing.prefixes}
+    below = (found for found in listing.prefixes if found != prefix)  # nor do others like it
+    names = {found[start:].encode()[:-1] for found in below}
     directories = {name for name in names if keys.visible(name)}
     hidden += len(names) - len(directories) + keys.directories_win(files, directories)
     found = [(name, Entry(name, fingerprint)) for name, fingerprint in files.items()]

@@ -21,7 +21,7 @@ from connectors.azure.replies import classify, parse_listing, parse_stat
 from connectors.azure.sas import sign_container
 from connectors.fetch.request import Head
 from connectors.registry import check_options, normalise
-from connectors.s3.listing import Listed
+from connectors.s3.listing import Listed, directory_page
 from tests.services.token_server import TokenServer, token_server
 
 PLACE = Place("account", "container", "")
@@ -99,6 +99,15 @@ def test_metadata() -> None:
     )
     with pytest.raises(BadBody):
         parse_stat(Head(200, {}))
+
+
+def test_the_marker_of_a_directory_is_no_hidden_name_of_it() -> None:
+    marker = blob("<Name>d/</Name>").replace(
+        "</Blob>", "<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata></Blob>"
+    )
+    page = directory_page(parse_listing(listing(marker, blob("<Name>d/f</Name>"))), "d/")
+    assert [entry.name for entry in page.entries] == [b"f"]
+    assert page.hidden == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Kind
 from connectors.base import Page
-from connectors.fetch.exchange import ERROR_BYTES
+from connectors.fetch.exchange import ERROR_BYTES, _declared_bytes
+from connectors.fetch.request import Head
 from connectors.s3 import http as s3_http
 from connectors.s3 import listing as s3_listing
 from connectors.s3.connector import S3Connector
@@ -93,6 +94,11 @@ def test_a_body_in_chunks_that_is_cut(
     assert DATA.startswith(got)
     assert failure is not None
     assert failure.retryable
+
+
+def test_a_length_of_thousands_of_digits_is_none() -> None:
+    """A call-back of libcurl reads it, which must not raise."""
+    assert _declared_bytes(Head(206, {"content-length": "9" * 5000})) == 0
 
 
 def test_an_unknown_coding_of_the_transfer_is_refused(server: ScriptedS3, path: bytes) -> None:
