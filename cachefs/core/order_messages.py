@@ -52,7 +52,7 @@ class AnnounceOrder(Message, frozen=True):
 class AnnounceFunction(Message, frozen=True):
     """Announces the share of one rank of an order, over the files of a manifest. The attached
     descriptor is the table of their inode numbers (`cachefs.core.manifest_format`): a regular file,
-    which the worker maps and does not copy. Replaces an order with the same name. Answered by Done.
+    which the worker reads in place. Replaces an order with the same name. Answered by Done.
     Raises BadConfig if the table does not have `order.n` entries of this namespace."""
 
     namespace: NamespaceId
