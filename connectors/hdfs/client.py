@@ -52,16 +52,18 @@ class HdfsClient:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._deadlines = Deadlines(self._end_connections)
+        self._resolving: threading.Thread | None = None
 
     def call(self, path: str, act: Callable[[Client], T], limit_s: float = CALL_S) -> T:
         """Returns what `act` returns, which may run more than once. Raises the typed error of a
         failure, about `path`: NoAnswer where HDFS is silent for `CALL_S`, and DeadlineExceeded
         where it is silent for a shorter `limit_s`."""
         client = self._client or self._open()
+        began_s = time.monotonic()
+        limit_s = max(LEAST_S, min(limit_s, until() - began_s))
         if not self._is_resolved:
-            self._resolve()
-        limit_s = max(LEAST_S, min(limit_s, until() - time.monotonic()))
-        timed = self._deadlines.begin(limit_s)
+            self._resolve(path, began_s, limit_s)
+        timed = self._deadlines.begin(began_s + limit_s - time.monotonic())
         try:
             while True:
                 try:
@@ -97,18 +99,36 @@ class HdfsClient:
         self, error: BaseException, path: str, timed: TimedCall, limit_s: float
     ) -> CacheFSError:
         if timed.is_overdue:
-            cause = f"HDFS did not answer within {limit_s:.3g} s"
-            # A NameNode whose packets are dropped; less time is the caller's, and tells nothing.
-            kind = NoAnswer if limit_s >= CALL_S else DeadlineExceeded
-            return kind(cause, path=path, remedy="check its NameNode")
+            return _silence("HDFS", path, limit_s, "check its NameNode")
         found = classify(error, path)
-        if isinstance(found, Unreachable):
+        if isinstance(error, OSError) and isinstance(found, Unreachable):
             self._is_resolved = False  # the host may have another address now
         return found
 
-    def _resolve(self) -> None:
-        self._is_resolved = True
-        self._addresses = resolve(self._name_nodes.hosts) or self._addresses
+    def _resolve(self, path: str, began_s: float, limit_s: float) -> None:
+        """Looks the NameNodes up before the library does, which ends no lookup. Raises the error of
+        a silent name server, and leaves the thread to its resolver."""
+        with self._lock:
+            thread = self._resolving
+            if thread is None or not thread.is_alive():
+                thread = threading.Thread(target=self._look_up, name="hdfs-lookup", daemon=True)
+                thread.start()
+                self._resolving = thread
+        thread.join(max(0.0, began_s + limit_s - time.monotonic()))
+        if thread.is_alive():
+            who = "the name server of HDFS's host"
+            raise _silence(who, path, limit_s, "check the name service")
+
+    def _look_up(self) -> None:
+        found = resolve(self._name_nodes.hosts)
+        self._addresses, self._is_resolved = found or self._addresses, bool(found)
 
     def _end_connections(self) -> None:
         end_connections(self._addresses)
+
+
+def _silence(who: str, path: str, limit_s: float, remedy: str) -> CacheFSError:
+    """Returns the error of a server that does not answer, perhaps as its packets are dropped. Less
+    time than `CALL_S` is the caller's, and tells nothing of the server."""
+    kind = NoAnswer if limit_s >= CALL_S else DeadlineExceeded
+    return kind(f"{who} did not answer within {limit_s:.3g} s", path=path, remedy=remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Entry
 from connectors.bounds import MAX_TIME_NS
+from connectors.deadline import bounded
 from connectors.hdfs import client as client_module
 from connectors.hdfs.client import CALL_S, HdfsClient, NoAnswer
-from connectors.hdfs.connections import end_connections, resolve
+from connectors.hdfs.connections import Address, end_connections, resolve
 from connectors.hdfs.connector import HdfsConnector
 from connectors.hdfs.deadlines import AGAIN_S, SLOW_AFTER_S, SLOWLY_S, Deadlines, TimedCall
 from connectors.hdfs.errors import classify
@@ -114,7 +116,7 @@ def java(name: str, message: str = "said so") -> RuntimeError:
         (java("org.apache.hadoop.fs.ParentNotDirectoryException"), errors.NotFound),
         (java("org.apache.hadoop.fs.InvalidPathException"), errors.NotFound),
         (java("java.lang.NullPointerException"), errors.OriginError),
-        (RuntimeError('DataTransferError("All DataNodes failed: []")'), errors.Unavailable),
+        (RuntimeError('DataTransferError("All DataNodes failed: []")'), errors.Unreachable),
         (RuntimeError('SASLError("no ticket")'), errors.CredentialsMissing),
         (RuntimeError("something else"), errors.OriginError),
     ],
@@ -149,7 +151,12 @@ def test_addresses_are_resolved_again_after_failed_connections_only(
 ) -> None:
     """A name server that is silent would delay the call after each lookup of an absent name."""
     resolved = []
-    monkeypatch.setattr(client_module, "resolve", resolved.append)
+
+    def resolve(hosts: object) -> frozenset[Address]:
+        resolved.append(hosts)
+        return frozenset({("127.0.0.1", 9)})
+
+    monkeypatch.setattr(client_module, "resolve", resolve)
     monkeypatch.setattr(HdfsClient, "_open", lambda _: SimpleNamespace())
     client = HdfsClient("127.0.0.1:9", HdfsOptions())
 
@@ -163,10 +170,32 @@ def test_addresses_are_resolved_again_after_failed_connections_only(
     with contextlib.closing(client):
         fails(FileNotFoundError("/a"))
         fails(PermissionError("/a"))
+        fails(RuntimeError('DataTransferError("All DataNodes failed: []")'))
         fails(ConnectionRefusedError("refused"))
         assert len(resolved) == 1
         fails(FileNotFoundError("/a"))
         assert len(resolved) == 2
+
+
+def test_a_name_server_that_is_silent_holds_no_call_beyond_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+
+    def resolve(hosts: object) -> frozenset[Address]:
+        assert go_on.wait(30)
+        return frozenset({("127.0.0.1", 9)})
+
+    monkeypatch.setattr(client_module, "resolve", resolve)
+    monkeypatch.setattr(HdfsClient, "_open", lambda _: SimpleNamespace())
+    client = HdfsClient("nn.example:9", HdfsOptions())
+    with contextlib.closing(client):
+        for _ in range(3):
+            with bounded(time.monotonic() + 0.05), pytest.raises(errors.DeadlineExceeded):
+                client.call("/a", lambda _: pytest.fail("the library would look the name up"))
+        assert sum(each.name == "hdfs-lookup" for each in threading.enumerate()) == 1
+        go_on.set()
+        assert client.call("/a", lambda _: "found") == "found"
 
 
 def test_what_a_namenode_says_is_shown() -> None:
