@@ -80,6 +80,7 @@ class NodeSession:
         self._attached: m.Attached | None = None
         self._shared: SharedSocket | None = None
         self._connecting = threading.Lock()
+        self._failure: tuple[float, CacheFSError] | None = None  # the last, and when (monotonic)
 
     # ---- requests ----
 
@@ -142,12 +143,20 @@ class NodeSession:
     # ---- connections ----
 
     def _connected(self) -> SharedSocket:
-        shared = self._shared
+        """Returns the connection; connects if there is none. Threads that ask for it meanwhile
+        share the result, and its error: one by one they would each wait for the server."""
+        shared, since_s = self._shared, time.monotonic()
         if shared is not None and not shared.lost:
             return shared
         with self._connecting:
+            if self._failure is not None and self._failure[0] >= since_s:
+                raise self._failure[1]
             if self._shared is None or self._shared.lost:
-                self._shared = self._connect_in_time()
+                try:
+                    self._shared = self._connect_in_time()
+                except CacheFSError as err:
+                    self._failure = time.monotonic(), err
+                    raise
             return self._shared
 
     def _connect_in_time(self) -> SharedSocket:
