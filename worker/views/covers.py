@@ -57,12 +57,19 @@ class Covers:
         """Covers the mounts that are not covered."""
         for host in hosts:
             if self._place is not None and self._table.lay(host):
-                self._send(host)
+                self._send(host, may_be_covered=False)
 
-    def _send(self, host: CoverHost) -> None:
+    def _send(self, host: CoverHost, *, may_be_covered: bool) -> None:
+        """Has a mount covered, at a later call if no descriptor is left."""
         assert self._place is not None
         namespace, ino, path, fd = self._place
-        host.send_cover(self.number, namespace, ino, path, os.dup(fd))
+        try:
+            own = os.dup(fd)
+        except OSError as err:
+            self._table.end(host, host.mountpoint, is_followed=may_be_covered)
+            self.reason = err.strerror or str(err)
+            return log.warning("%s is not covered: %s", host.mountpoint, self.reason)
+        host.send_cover(self.number, namespace, ino, path, own)
 
     def reported(self, host: CoverHost, *, covered: bool, reason: str) -> bool:
         """Takes a report. Returns whether a cover was lost that was not to be removed."""
@@ -89,7 +96,7 @@ class Covers:
         if self._table.is_leaving or self._place is None:
             host.send_uncover(self.number)
         else:
-            self._send(host)
+            self._send(host, may_be_covered=True)
 
     async def remove(
         self, monotonic: Callable[[], float], is_nowhere: Callable[[], Awaitable[bool]]
