@@ -207,8 +207,13 @@ class Views:
     async def attached(self, namespace: NamespaceId) -> None:
         """Starts the views of a namespace. Returns once none of them may show anything that its
         mounts do not show."""
-        if self._adopted:
-            await asyncio.wait(self._adopted.values(), timeout=ADOPT_WAIT_S)
+        reading = [
+            self._adopted[tier.number]
+            for tier in self._cache.tiers()
+            if tier.number in self._unread and tier.in_service  # others are not waited for
+        ]
+        if reading:
+            await asyncio.wait(reading, timeout=ADOPT_WAIT_S)
         self._follow(namespace)
         self._take_reports(also_unknown=True)
         views = self._of(namespace)
