@@ -50,7 +50,7 @@ FRAMES_PER_TURN: Final = 64
 # whose descriptor finds no room is lost.
 MOST_QUEUED_FDS: Final = 128
 DRAIN_S: Final = 0.05  # between looks whether they were taken
-MOST_POSTS: Final = 4096  # that wait for another thread to send them
+MOST_POSTS: Final = 4096  # that wait for another thread, or for the server
 
 OnEvent = Callable[[m.Message, "OwnedFd | None"], None]
 """Takes an event and its descriptor."""
@@ -112,9 +112,9 @@ class SharedSocket:
         return id
 
     def post(self, body: m.Message) -> None:
-        """Sends a message without a reply. Drops it after the loss, or if the server does not read:
-        the end of the session releases everything. Takes no lock that this thread may have: the
-        finaliser of a file calls it at any time."""
+        """Sends a message without a reply, with the next call if the socket is full. Drops it after
+        the loss: the end of the session releases everything. Takes no lock that this thread may
+        have: the finaliser of a file calls it at any time."""
         self._outbox.append(m.encode(0, body))
         calls.own_work(self._send_posts)
 
@@ -125,10 +125,8 @@ class SharedSocket:
             while held[0] and self._outbox and not self.lost:
                 self._sock.send(self._outbox[0])
                 self._outbox.popleft()
-        except BlockingIOError:
-            self._outbox.clear()
         except OSError:
-            pass  # who reads or sends next loses the connection
+            pass  # it is full; or who reads or sends next loses the connection
         finally:
             if True in held:
                 self._lock.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import os
 import socket
@@ -193,6 +194,22 @@ def test_a_reply_that_lost_its_descriptor_is_an_error_of_its_request(peer: Peer)
         assert reply.take() is not None
     assert os.read(reading, 1) == b"", "no copy of the descriptor is open"
     os.close(reading)
+
+
+def test_a_release_for_which_the_socket_is_full_is_sent_by_the_next_call(peer: Peer) -> None:
+    """Else the server would keep the file open until the program ends."""
+    sock, filled = peer.shared._sock, 0
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(m.encode(0, m.Done()))
+            filled += 1
+    peer.shared.post(m.Release(7))
+    for _ in range(filled):
+        assert peer.take().body == m.Done()
+    peer.shared.take_events()
+    peer.sock.settimeout(2.0)
+    assert peer.take().body == m.Release(7)
 
 
 def test_a_silent_server_is_probed_and_then_given_up(
