@@ -345,7 +345,7 @@ def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
         return _submit(dataset, seen, status.with_(phase=Phase.PENDING), key)
     if status.phase is Phase.LOADED:
         return Plan(Wait(), status.with_cached(seen.use.cached_bytes) if seen.use else status)
-    if seen.is_job_gone:
+    if seen.is_job_gone or _is_job_of_others(dataset, seen):
         return _resubmit(dataset, seen, status, key)
     if seen.job is None:
         return _unless_away(seen, LookAtJob(status.job), status)
@@ -353,6 +353,11 @@ def _load(dataset: Dataset, seen: Seen, status: Status) -> Plan:
     if after_s and status.phase is Phase.LOADING and status.job_settings != settings:
         return _submit(dataset, seen, status, update)
     return Plan(Wait(after_s), status)
+
+
+def _is_job_of_others(dataset: Dataset, seen: Seen) -> bool:
+    """Returns whether the master has given the number to another load: its store was restored."""
+    return seen.job is not None and seen.job.paths != [dataset.path]
 
 
 def _told_use(status: Status, use: Use | None) -> Status:

@@ -208,6 +208,12 @@ def test_a_forgotten_load_starts_again_unless_it_failed() -> None:
     assert planned(loading(phase=Phase.FAILED), is_job_gone=True).step == steps.Wait()
 
 
+def test_a_job_of_other_paths_is_not_that_of_the_dataset() -> None:
+    """A master whose store was restored uses the numbers of lost jobs again."""
+    others = job(JobState.SUCCEEDED, paths=["/ml/two"])
+    assert isinstance(planned(loading(), job=others).step, steps.Submit)
+
+
 def test_a_dataset_without_a_load_is_attached() -> None:
     found = attached({"load": {"enabled": False}})
     assert planned(found) == Plan(steps.Wait(), planned(found).status.with_(phase=Phase.ATTACHED))
