@@ -151,15 +151,16 @@ class LookAgain:
 
     async def _compare(self, parent: int, name: bytes, place: Place) -> bool:
         """Compares one name; returns whether its directory may have ended with it. A name that the
-        origin does not tell is not trusted from then on: its next access checks it. While the
-        origin is down, it is recorded instead, since it may have been the last of a directory."""
+        origin does not tell is not trusted from then on: its next access checks it. It is recorded
+        instead while the origin is down, since it may have been the last of a directory, and while
+        an older listing may write it."""
         try:
             stored, changes, _ = await self._sync.stat_anew(parent, name, place)
         except Stale:  # a later reply removed the directory
             return False
         except CacheFSError as err:
             self._sync.warn(place, name, err)
-            if not is_down(err):
+            if not is_down(err) and self._sync.listing(parent) is None:
                 await self._distrust(parent, name)
             elif not self._mark_again(parent, name):
                 await self._mark([(parent, name, place)])
@@ -170,15 +171,11 @@ class LookAgain:
         return stored is None and self._sync.may_have_ended(parent, place)
 
     async def _distrust(self, parent: int, name: bytes) -> None:
-        """Makes what the store has of a name stale, also if a listing in flight writes it."""
+        """Makes what the store has of a name stale."""
         self._unchecked.mark(parent, name)
         self._sync.negatives.discard(parent, name)
         await self._sync.write(lambda txn: _distrust(txn, parent, name))
         self._sync.wake()
-        if (running := self._sync.listing(parent)) is not None:
-            while not running.done:
-                await running.progress(RETRY_S)
-            await self._sync.write(lambda txn: _distrust(txn, parent, name))
         self._unchecked.checked(parent, name, self._unchecked.marks)
 
     def _known(self, names: Names, mount: Mount, path: bytes) -> Known | None:

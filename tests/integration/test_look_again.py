@@ -420,7 +420,7 @@ def test_an_error_is_not_forgotten_when_an_older_listing_ends(tmp_path: Path) ->
             origin.fail("stat", b"d/f", AccessDenied("for now"))
             event = asyncio.ensure_future(master.mounts.look_again(b"/data", [b"d/f"]))
             await until(lambda: origin.script.calls_by_path["stat", b"d/f"] > 0)
-        await event
+            await event  # does not wait for the listing
         assert await size_of(master, b"/data/d/f") == 2
 
     play(tmp_path, origin, script)
