@@ -1,8 +1,9 @@
 """Checks of names that may have changed at their origin. All methods belong to one event loop.
 
-A few names are compared at once. Of many, each is recorded as unchecked and announced: from then on
-the store does not answer for it without its origin. They are compared at a limited rate. Many of
-one directory gather for a moment first: one listing compares them all.
+A few names are compared at once. Of many, and while their origin is down, each is recorded as
+unchecked and announced: from then on the store does not answer for it without its origin. They are
+compared at a limited rate. Many of one directory gather for a moment first: one listing compares
+them all.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class LookAgain:
                 elif (directory := self._emptied(names, steps)) is not None:
                     emptied[directory[:2]] = directory
             crowded = self._crowded(names, [doubtful[-1][0] for doubtful in found.values()])
-        now = self._now()
+        now, is_up = self._now(), not mount.health.down
         soon, later = dict[bytes, list[Known]](), list[Known]()
         for path, doubtful in found.items():
             is_alone = doubtful[-1][0] not in crowded
-            if is_alone and self._budget.take(STAT_S * len(doubtful), now):
+            if is_up and is_alone and self._budget.take(STAT_S * len(doubtful), now):
                 soon[path] = doubtful
             else:
                 later += doubtful

@@ -411,6 +411,23 @@ def test_a_name_that_was_not_trusted_for_a_while_leaves_nothing(tmp_path: Path) 
     play(tmp_path, origin, script)
 
 
+def test_names_of_an_origin_that_is_down_take_no_turn_of_others(tmp_path: Path) -> None:
+    origin = CountingOrigin({b"d/f": b"1"})
+
+    async def script(master: Master, clock: Clock) -> None:
+        assert await size_of(master, b"/data/d/f") == 1
+        (mount,) = master._tree.mounts()
+        mount.health.failed(Unreachable("no route"), clock())
+        origin.put(b"d/f", b"22")
+        origin.stats = 0
+        await master.mounts.look_again(b"/data", [b"d/f"])
+        assert origin.stats == 0
+        mount.health.succeeded()
+        assert await size_of(master, b"/data/d/f") == 2, "it is not trusted"
+
+    play(tmp_path, origin, script)
+
+
 def test_an_error_is_not_forgotten_when_an_older_listing_ends(tmp_path: Path) -> None:
     origin = Origin({b"d/a": b"1", b"d/f": b"1"}, page_entries=1)
 
