@@ -315,8 +315,10 @@ def test_commands_at_the_same_time_mount_once(node: Node, tmp_path: Path) -> Non
     mountpoint = node.mountpoint()
     with starting(node, tmp_path / "source", mountpoint) as (command, server):
         os.kill(server, signal.SIGSTOP)
-        refused = node.fails("mount", f"file://{tmp_path}", mountpoint)
-        os.kill(server, signal.SIGCONT)
+        try:
+            refused = node.fails("mount", f"file://{tmp_path}", mountpoint)
+        finally:
+            os.kill(server, signal.SIGCONT)
         assert command.wait(60) == 0
     assert "another command mounts there" in refused
     node.umount(mountpoint)
