@@ -194,6 +194,25 @@ def test_foreground_ends_with_an_interrupt(node: Node, bucket: Bucket) -> None:
     wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes end")
 
 
+def test_foreground_goes_on_where_nobody_reads_its_output(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    mountpoint = node.mountpoint()
+    node.mountpoints.append(mountpoint)
+    read, write = os.pipe()
+    os.close(read)
+    command = [str(CACHEFS), "mount", "-f", f"file://{tmp_path / 'source'}", str(mountpoint)]
+    log = tmp_path / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, env=node.environment, stdout=write, stderr=errors) as front,
+    ):
+        os.close(write)
+        wait_until(lambda: "is ready at" in log.read_text(), "the mount comes")
+        front.send_signal(signal.SIGTERM)
+        front.wait(30)
+    assert not is_mounted(mountpoint)
+
+
 def test_fstab_helper(node: Node, bucket: Bucket) -> None:
     """`mount -t cachefs` by its helper, as an fstab line would."""
     bucket.put("a", b"x")

@@ -38,14 +38,15 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
     err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
     with serving.interruptible():
         started = start_master(spec, Path(err_log) if background else None)
-    if started.warning:
-        output.warn(started.warning)
-    if as_json:
-        output.print_json_line({"url": started.url, "pid": started.pid, "store": spec.store_dir})
-    else:
-        click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
-    sys.stdout.flush()
-    _print_token_hint(spec, started.url)
+    with serving.even_unread():
+        if started.warning:
+            output.warn(started.warning)
+        if as_json:
+            facts = {"url": started.url, "pid": started.pid, "store": spec.store_dir}
+            output.print_json_line(facts)
+        else:
+            click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
+        _print_token_hint(spec, started.url)
     return 0 if background else serving.stay(started.pid)
 
 

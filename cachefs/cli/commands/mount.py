@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import Any, Final
 
@@ -110,10 +109,11 @@ def perform(
     ):
         server, started = _start(client, foreground)
     front = Foreground(client, started.pid) if foreground else None
-    for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
-        if warning:
-            output.warn(warning)
-    _say_ready(client, server, started, as_json)
+    with serving.even_unread():
+        for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
+            if warning:
+                output.warn(warning)
+        _say_ready(client, server, started, as_json)
     return front.stay() if front is not None else 0
 
 
@@ -267,4 +267,3 @@ def _say_ready(spec: ClientSpec, server: Server, started: Started, as_json: bool
         facts |= {"pid": started.pid, "socket": server.socket, "server_started": server.started}
         warnings = [text for text in (server.warning, started.warning) if text]
         output.print_json_line(facts | {"warnings": warnings})
-    sys.stdout.flush()

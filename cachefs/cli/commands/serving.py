@@ -4,7 +4,9 @@ command waits for the end of the process, and forwards the signals that stop it.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
 
@@ -24,6 +26,17 @@ def interruptible() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def even_unread() -> Iterator[None]:
+    """Goes on after the block if nobody reads its output: the process that it reports is to be
+    waited for."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
 
 
 def stay(pid: int) -> int:

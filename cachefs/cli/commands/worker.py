@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import click
 
@@ -34,15 +33,15 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
     announced = output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this")
     with announced, serving.interruptible():
         started = start_worker(spec, background=background)
-    if started.warning:
-        output.warn(started.warning)
-    if as_json:
-        output.print_json_line({"url": started.url, "pid": started.pid, "master": spec.master})
-    else:
-        click.echo(
-            f"OK, the worker at {started.url} (pid {started.pid}) is a member of {spec.master}"
-        )
-    sys.stdout.flush()
+    with serving.even_unread():
+        if started.warning:
+            output.warn(started.warning)
+        if as_json:
+            output.print_json_line({"url": started.url, "pid": started.pid, "master": spec.master})
+        else:
+            click.echo(
+                f"OK, the worker at {started.url} (pid {started.pid}) is a member of {spec.master}"
+            )
     return 0 if background else serving.stay(started.pid)
 
 
