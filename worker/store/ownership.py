@@ -9,7 +9,15 @@ import os
 import stat
 from typing import Final
 
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
+from cachefs.core.errors import (
+    AccessDenied,
+    BadConfig,
+    CacheFSError,
+    InUse,
+    NoDescriptorLeft,
+    NoSpace,
+    lacks_descriptors,
+)
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 ANOTHER: Final = "give another directory (--cache-dir; of a worker: --tier)"
@@ -57,4 +65,7 @@ def typed_error(err: OSError, path: str) -> CacheFSError:
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace("no room for a cache on this file system", remedy=ANOTHER, path=path)
     cause = f"the cache directory cannot be used: {err.strerror or err}"
+    if lacks_descriptors(err):
+        remedy = "raise the limit of the server (`ulimit -n`)"
+        return NoDescriptorLeft(cause, remedy=remedy, path=path)
     return BadConfig(cause, remedy=ANOTHER, path=path)

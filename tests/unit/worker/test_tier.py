@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import BadConfig, InUse
+from cachefs.core.errors import BadConfig, InUse, NoDescriptorLeft
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
+from tests.services.descriptors import descriptors_left
 from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
 from worker.store.directory import TierDirectory
@@ -176,6 +177,14 @@ def test_a_published_file_must_be_whole(shelf: Shelf) -> None:
     os.unlink(Path(shelf.tier.path) / "files" / name[-2:] / name)
     assert shelf.published(name) is None, "the only link is the one in pub/"
     assert shelf.published(name_of(2)) is None
+
+
+def test_a_tier_that_cannot_be_opened_for_want_of_descriptors_asks_for_no_other_directory(
+    tmp_path: Path,
+) -> None:
+    with descriptors_left(2), pytest.raises(NoDescriptorLeft) as caught:
+        TierDirectory.take(str(tmp_path / "tier"), BOOT)
+    assert "ulimit" in caught.value.remedy
 
 
 def test_create_replaces_what_has_no_record(shelf: Shelf) -> None:
