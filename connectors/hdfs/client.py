@@ -18,7 +18,7 @@ from hdfs_native import Client
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from connectors.deadline import until
 from connectors.hdfs.connections import Address, end_connections, resolve
-from connectors.hdfs.deadlines import Deadlines, TimedCall
+from connectors.hdfs.deadlines import AGAIN_S, Deadlines, TimedCall
 from connectors.hdfs.errors import classify
 from connectors.hdfs.name_services import default_conf_dir, find_name_nodes, read_configuration
 from connectors.hdfs.options import HdfsOptions
@@ -73,8 +73,10 @@ class HdfsClient:
                 except BaseException as error:
                     if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                         raise
-                    if not self._deadlines.may_try_again(timed):
+                    is_reply = isinstance(error, FileNotFoundError | PermissionError)
+                    if is_reply or not self._deadlines.may_try_again(timed):
                         raise self._failure(error, path, timed, limit_s) from error
+                    time.sleep(AGAIN_S)
         finally:
             self._deadlines.end(timed)
 

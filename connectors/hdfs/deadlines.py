@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 AGAIN_S: Final = 0.02  # between interrupts: each may free one call, and the library may try again
+AFTER_S: Final = 0.5  # an attempt that starts so soon after an interrupt may meet its effects
 # Overdue calls of which none has returned within that time do not wait for what is interrupted.
 SLOW_AFTER_S: Final = 5.0
 SLOWLY_S: Final = 1.0
@@ -19,14 +20,14 @@ LONGEST_WAIT_S: Final = 60.0
 
 
 class TimedCall:
-    """A call in flight. `is_overdue`: an interrupt was meant for it; `ended_before`: the number of
-    interrupts that had ended when its present attempt started."""
+    """A call in flight. `is_overdue`: an interrupt was meant for it; `since_s`: when its present
+    attempt started."""
 
-    __slots__ = ("due_s", "ended_before", "is_overdue")
+    __slots__ = ("due_s", "is_overdue", "since_s")
 
-    def __init__(self, due_s: float, ended_before: int) -> None:
+    def __init__(self, due_s: float, since_s: float) -> None:
         self.due_s = due_s
-        self.ended_before = ended_before
+        self.since_s = since_s
         self.is_overdue = False
 
 
@@ -45,13 +46,14 @@ class Deadlines:
         self._calls: set[TimedCall] = set()
         self._wakes_at_s = 0.0
         self._freed_at_s = float("-inf")  # when the last overdue call returned
-        self._begun = self._ended = 0  # interrupts
+        self._disturbs_until_s = float("-inf")  # attempts that start before; endless while one runs
         self._thread: threading.Thread | None = None
 
     def begin(self, limit_s: float) -> TimedCall:
         """Records a call of the current thread, which starts now. The caller passes it to `end`."""
         with self._changed:
-            call = TimedCall(self._clock() + limit_s, self._ended)
+            now = self._clock()
+            call = TimedCall(now + limit_s, now)
             self._calls.add(call)
             if self._thread is None:
                 self._start(call)
@@ -61,11 +63,11 @@ class Deadlines:
 
     def may_try_again(self, call: TimedCall) -> bool:
         """Returns whether an interrupt for other calls may be why an attempt of this call failed,
-        and records that the next attempt starts. An interrupt that runs while an attempt starts
-        counts for this attempt, too."""
+        and records that the next attempt starts. An interrupt that runs while an attempt starts, or
+        has just ended then, counts for this attempt, too."""
         with self._changed:
-            is_disturbed = not call.is_overdue and self._begun > call.ended_before
-            call.ended_before = self._ended
+            is_disturbed = not call.is_overdue and call.since_s < self._disturbs_until_s
+            call.since_s = self._clock()
             return is_disturbed
 
     def end(self, call: TimedCall) -> None:
@@ -97,7 +99,7 @@ class Deadlines:
             if pause_s:
                 self._interrupt()
                 with self._changed:
-                    self._ended = self._begun
+                    self._disturbs_until_s = self._clock() + AFTER_S
                 time.sleep(pause_s)
 
     def _wait(self) -> float:
@@ -111,7 +113,7 @@ class Deadlines:
             return 0.0
         for call in self._calls:
             call.is_overdue = call.due_s <= now
-        self._begun += 1
+        self._disturbs_until_s = float("inf")
         latest_s = max(call.due_s for call in self._calls if call.is_overdue)
         helped_s = max(latest_s, self._freed_at_s)
         return AGAIN_S if now - helped_s < SLOW_AFTER_S else SLOWLY_S

@@ -24,7 +24,14 @@ from connectors.hdfs import client as client_module
 from connectors.hdfs.client import CALL_S, HdfsClient, NoAnswer
 from connectors.hdfs.connections import Address, end_connections, resolve
 from connectors.hdfs.connector import HdfsConnector
-from connectors.hdfs.deadlines import AGAIN_S, SLOW_AFTER_S, SLOWLY_S, Deadlines, TimedCall
+from connectors.hdfs.deadlines import (
+    AFTER_S,
+    AGAIN_S,
+    SLOW_AFTER_S,
+    SLOWLY_S,
+    Deadlines,
+    TimedCall,
+)
 from connectors.hdfs.errors import classify
 from connectors.hdfs.listing import HdfsListing, listing_key
 from connectors.hdfs.name_services import find_name_nodes, read_configuration
@@ -177,6 +184,22 @@ def test_addresses_are_resolved_again_after_failed_connections_only(
         assert len(resolved) == 2
 
 
+@pytest.mark.parametrize("reply", [FileNotFoundError("/a"), PermissionError("/a")])
+def test_a_reply_that_comes_while_other_calls_are_interrupted_is_one(
+    monkeypatch: pytest.MonkeyPatch, reply: Exception
+) -> None:
+    monkeypatch.setattr(HdfsClient, "_open", lambda _: SimpleNamespace())
+    monkeypatch.setattr(Deadlines, "may_try_again", lambda *_: True)
+    client, attempts = HdfsClient("127.0.0.1:9", HdfsOptions()), []
+
+    def act(_: object) -> None:
+        attempts.append(reply)
+        raise reply if len(attempts) == 1 else ValueError("asked again")
+
+    with contextlib.closing(client), pytest.raises((errors.NotFound, errors.AccessDenied)):
+        client.call("/a", act, 0.1)
+
+
 def test_a_name_server_that_is_silent_holds_no_call_beyond_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -303,14 +326,18 @@ def test_each_attempt_that_an_interrupt_for_another_call_ends_is_tried_again() -
         runs.set()
         assert go_on.wait(10.0)
 
-    deadlines = Deadlines(interrupt)
+    passed_s = 0.0
+    deadlines = Deadlines(interrupt, lambda: time.monotonic() + passed_s)
     late, early = deadlines.begin(0.05), deadlines.begin(30.0)
     assert runs.wait(10.0)
     assert [deadlines.may_try_again(early) for _ in range(3)] == [True] * 3
     deadlines.end(late)
     go_on.set()
-    wait_until(lambda: deadlines._ended == 1, "the interrupt has ended")
+    wait_until(lambda: deadlines._disturbs_until_s < float("inf"), "the interrupt has ended")
     assert deadlines.may_try_again(early), "the attempt started while it ran"
+    assert deadlines.may_try_again(early), "this one may use a connection that is ending"
+    passed_s = AFTER_S
+    assert deadlines.may_try_again(early)
     assert not deadlines.may_try_again(early), "this one started later"
     deadlines.end(early)
     deadlines.close()
