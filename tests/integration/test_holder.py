@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ClientSpec, DepositRef, Held
 from cachefs.fuse.deposits import HolderClient, kept_name
+from cachefs.fuse.supervisor.held_mount import HeldMount
 from cachefs.holder import __main__ as holder_main
 from cachefs.holder.holdings import MAX_ENTRIES
 from cachefs.holder.protocol import MAX_BYTES, SOCKET_NAME, Datagram, receive, send
@@ -301,3 +304,22 @@ def test_a_limit_of_descriptors_that_cannot_be_set_is_kept(
     monkeypatch.setattr(sys, "argv", ["cachefs.holder", str(tmp_path / "none" / "holder")])
     with pytest.raises(SystemExit, match="No such file or directory"):
         holder_main.main()
+
+
+def test_a_claim_that_another_process_has_taken_is_not_taken_back(
+    start: Callable[..., Holder],
+) -> None:
+    """By a supervisor that reports at that moment that its clients fail."""
+    spec = ClientSpec("", "", UfsSpec("s3://b"), "/m")
+    ref = DepositRef(start().path, "m", "name", "0:1")
+    held = Held(file_of(b"a"), file_of(b"b"), b"")
+    former, successor = HeldMount(spec, ref, held), HeldMount(spec, ref, held)
+    assert former.claim()
+    assert successor.claim()
+    assert former.tell(is_failing=True)
+    assert former.must_hand_over()
+    assert not successor.must_hand_over(), "nobody would serve the mount"
+    for each in (former, successor):
+        each.close()
+    for fd in (held.fuse_fd, held.table_fd):
+        os.close(fd)

@@ -35,6 +35,7 @@ class HeldMount:
         self._client: HolderClient | None = None
         self._is_wanted = False
         self._is_failing = False
+        self._is_taken = False  # another process has claimed the mount since `_connect`
         self._retry_at = -math.inf
         self._pause_s = RETRY_S
 
@@ -76,7 +77,7 @@ class HeldMount:
         except CacheFSError:
             client.close()
             raise
-        self._client, self._pause_s = client, RETRY_S
+        self._client, self._pause_s, self._is_taken = client, RETRY_S, False
 
     def fileno(self) -> int:
         """Returns the descriptor of the connection, -1 if there is none."""
@@ -88,19 +89,21 @@ class HeldMount:
         if self._client is None:
             return False
         try:
-            return any(event.verb == "HANDOVER" for event in self._client.events())
+            self._is_taken |= any(event.verb == "HANDOVER" for event in self._client.events())
+            return self._is_taken
         except CacheFSError as err:
             log.warning("lost the holder: %s", err.one_line())
             self.close()
             return False
 
     def tell(self, is_failing: bool) -> bool:
-        """Reports to agents whether the clients of this claim fail, if that has changed. Returns
-        whether it has; then `must_hand_over` follows."""
+        """Reports to agents whether the clients of this claim fail, if that has changed: not once
+        another process has the claim, which would lose it. Returns whether it has changed; then
+        `must_hand_over` follows."""
         if is_failing == self._is_failing:
             return False
         self._is_failing = is_failing
-        if self._client is not None:
+        if not self.must_hand_over() and self._client is not None:
             try:
                 self._client.claim(self._ref.key, is_failing=is_failing)
             except CacheFSError as err:
