@@ -152,12 +152,18 @@ class Downloader:
     def _send_orders(self) -> None:
         """Raises OSError if the process has ended."""
         self.is_full = False
+        most = AT_ONCE
         while self._waiting or self._cancelled:
-            taken = [self._waiting[i] for i in range(min(AT_ONCE, len(self._waiting)))]
+            taken = [self._waiting[i] for i in range(min(most, len(self._waiting)))]
             orders = self._orders(taken)
+            packet = self._encode(orders)
+            if len(packet) > PACKET_BYTES and len(taken) > 1:  # of long names and tokens
+                most = len(taken) // 2
+                self._forget(orders.options)
+                continue
             try:
                 fds = [target.fd for _, _, target in taken]
-                socket.send_fds(self._socket, [self._encode(orders)], fds)
+                socket.send_fds(self._socket, [packet], fds)
             except BlockingIOError:
                 self.is_full = True
                 return self._forget(orders.options)

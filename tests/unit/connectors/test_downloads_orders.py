@@ -205,6 +205,19 @@ def test_options_that_were_not_sent_take_no_number(played: Played, turns: int) -
     orderer.close()
 
 
+def test_long_names_and_tokens_fill_several_messages(played: Played) -> None:
+    """A message that is cut ends the process, and each later one, too."""
+    downloader, file, count = Downloader(), Into(0, 1), 2 * AT_ONCE
+    for number in range(count):
+        get = HttpRequest(f"{number}/{'x' * 9300}", ("y" * 4000,), 1, {1: number})
+        downloader.start(get, Target(file.fd, 0, 0), file.on_report)
+    while len(played.orders) < count:
+        downloader.turn()
+        assert not downloader.has_ended
+        assert played.receive()
+    assert [order.options for order in played.orders] == [{1: number} for number in range(count)]
+
+
 def test_reports_of_a_download_that_is_not_known_are_ignored(played: Played) -> None:
     reports: list[Report] = []
     downloader = Downloader()
