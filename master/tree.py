@@ -6,6 +6,7 @@ in a bounded map, which is cleared when any directory is removed (which is rare)
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class Mount:
     key: str = ""  # of the UFS
     feed: FeedState = field(default_factory=FeedState)
     walks: WalkStatus = field(default_factory=WalkStatus)  # in the background
+    turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # see `OriginThreads`
 
     def __post_init__(self) -> None:
         self.key = self.record.source.key

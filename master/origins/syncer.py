@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from cachefs.core.errors import (
@@ -28,6 +27,7 @@ from connectors.deadline import bounded
 from master.origins.late_store import is_late, unchanged_name, unchanged_root, written
 from master.origins.lister import Lister, Watcher
 from master.origins.listing import Listing, StatReply
+from master.origins.threads import OriginThreads
 from master.state.differences import removed_directories
 from master.state.merge import Change
 from master.state.negatives import Negatives
@@ -43,8 +43,8 @@ Asked = TypeVarTuple("Asked")
 
 log = logging.getLogger("cachefs.master")
 
-LISTING_THREADS: Final = 8
-STAT_THREADS: Final = 32
+LISTING_THREADS: Final = (32, 8)  # in all, for one source
+STAT_THREADS: Final = (256, 32)
 WATCHED_THREADS: Final = 8  # for the listings of manual syncs: lookups never queue behind them
 ORPHANS_AT_ONCE: Final = 16
 MOST_WAITING: Final = MAX_QUEUED_WRITES // 2
@@ -82,9 +82,9 @@ class Syncer:
         self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
         self._kept: set[int] = set()  # removed directories whose names a sync still counts
-        self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
-        self._watched = ThreadPoolExecutor(WATCHED_THREADS, "master-sync")
-        self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
+        self._listers = OriginThreads("master-list", *LISTING_THREADS)
+        self._watched = OriginThreads("master-sync", WATCHED_THREADS, WATCHED_THREADS)
+        self._askers = OriginThreads("master-stat", *STAT_THREADS)
         self.stopping = False
         self._gardening = False
 
@@ -127,7 +127,8 @@ class Syncer:
         lister = Lister(self, loop, listing, place, watched, watcher)
         error: CacheFSError | None = OriginError("the listing ended unexpectedly")
         try:
-            await loop.run_in_executor(self._watched if watcher else self._listers, lister.run)
+            threads = self._watched if watcher else self._listers
+            await threads.run(place.mount, lister.run)
             error = None
             self.listings_done += 1
             self.negatives.forget(listing.directory)
@@ -354,13 +355,13 @@ class Syncer:
 
     async def in_thread(self, work: Callable[[], None]) -> None:
         """Runs a sync's work in the thread pool of the syncs."""
-        await asyncio.get_running_loop().run_in_executor(self._watched, work)
+        await self._watched.run(None, work)
 
     async def ask(self, mount: Mount, path: bytes) -> Entry | None:
         """Stats a path at the origin and writes nothing; returns None if the path is absent. Raises
         the connector's errors and DeadlineExceeded."""
         try:
-            entry = await self._within_deadline(lambda: mount.connector.stat(path))
+            entry = await self._within_deadline(mount, lambda: mount.connector.stat(path))
         except NotFound:
             entry = None
         except CacheFSError as err:
@@ -371,13 +372,13 @@ class Syncer:
 
     async def check(self, mount: Mount) -> None:
         """Runs the check of the mount's connector in a thread."""
-        await self.check_connector(mount.connector)
+        await self._within_deadline(mount, mount.connector.check)
 
     async def check_connector(self, connector: Connector) -> None:
         """Runs the check of a connector that may not belong to a mount yet."""
-        await self._within_deadline(connector.check)
+        await self._within_deadline(None, connector.check)
 
-    async def _within_deadline(self, question: Callable[[], T]) -> T:
+    async def _within_deadline(self, mount: Mount | None, question: Callable[[], T]) -> T:
         """Runs a request to an origin in a thread. Raises DeadlineExceeded at the deadline. The
         thread ends later, through the timeouts of its connector."""
         until_s = time.monotonic() + self.deadline_s
@@ -388,7 +389,7 @@ class Syncer:
 
         try:
             async with asyncio.timeout(self.deadline_s):
-                return await asyncio.get_running_loop().run_in_executor(self._askers, ask)
+                return await self._askers.run(mount, ask)
         except TimeoutError as err:
             cause = f"no answer from the origin within {self.deadline_s:g} s"
             raise DeadlineExceeded(cause) from err
@@ -494,6 +495,6 @@ class Syncer:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        self._listers.shutdown(wait=False, cancel_futures=True)
-        self._watched.shutdown(wait=False, cancel_futures=True)
-        self._askers.shutdown(wait=False, cancel_futures=True)
+        self._listers.close()
+        self._watched.close()
+        self._askers.close()

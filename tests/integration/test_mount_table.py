@@ -494,3 +494,27 @@ def test_what_a_removal_left_to_be_deleted_goes_after_a_restart(tmp_path: Path) 
             await until(lambda: master.status()["names"] == 4)  # a, x, y, n
 
     run(work())
+
+
+def test_a_silent_source_holds_up_no_other(tmp_path: Path) -> None:
+    async def work() -> None:
+        x, y = Origin({b"d%02d/f" % n: b"1" for n in range(40)}), Origin({b"h": b"333"})
+        async with cluster(tmp_path, Clock(), x, y) as master:
+            await master.add_ufs(b"/x", X, x, 60.0)
+            await master.add_ufs(b"/y", Y, y, 60.0)
+            above = [await inode_of(master, b"/x/d%02d" % n) for n in range(40)]
+            asked = list[asyncio.Future[object]]()
+            for verb, ask in (
+                ("stat", lambda ino: master.lookup(ino, b"f")),
+                ("list_dir", lambda ino: master.list_dir(ino, b"", 9)),
+            ):
+                x.script.block(verb)
+                asked += [asyncio.ensure_future(ask(one.ino)) for one in above]
+                await asyncio.to_thread(x.script.wait_blocked, verb, 8)
+            async with asyncio.timeout(10.0):
+                assert (await inode_of(master, b"/y/h")).size == 3
+                assert await names_of(master, (await inode_of(master, b"/y")).ino) == [b"h"]
+            x.script.unblock()
+            await asyncio.gather(*asked)
+
+    run(work())
