@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -141,6 +140,10 @@ class MountListings:
         if entry.is_dir(follow_symlinks=False):
             found.folders.append(FoundFolder(entry.name, entry.inode()))
         elif entry.is_file(follow_symlinks=False):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            try:
                 size = entry.stat(follow_symlinks=False).st_size
-                found.files.append(FoundFile(entry.name, entry.inode(), size))
+            except OSError as err:
+                if err.errno not in _GONE:
+                    raise
+                return  # the file alone was removed meanwhile
+            found.files.append(FoundFile(entry.name, entry.inode(), size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import pickle
@@ -340,6 +342,40 @@ def test_folders_and_files_that_vanish_from_a_mount_are_left_out(
     monkeypatch.undo()
     assert listed(manifest) == walk(files)
     assert manifest.classes == ["dog", "fox"]
+
+
+class _Found:
+    """What `os.scandir` finds: a file, whose attributes cannot be read where there is an error."""
+
+    def __init__(self, name: bytes, error: int = 0) -> None:
+        self.name = name
+        self._error = error
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:
+        return False
+
+    def is_file(self, *, follow_symlinks: bool) -> bool:
+        return True
+
+    def inode(self) -> int:
+        return 7
+
+    def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+        if self._error:
+            raise OSError(self._error, os.strerror(self._error))
+        return os.stat_result((0,) * 10)
+
+
+def test_a_file_that_was_replaced_in_a_mount_does_not_leave_out_its_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FUSE says ESTALE of it, not ENOENT."""
+    entries = [_Found(b"a", errno.ESTALE), _Found(b"b")]
+    monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext(entries))
+    assert MountListings(b"/m").contents(b"d", 1).files == [FoundFile(b"b", 7, 0)]
+    entries[0] = _Found(b"a", errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        MountListings(b"/m").contents(b"d", 1)
 
 
 def test_the_identity_says_in_which_folder_a_file_is(files: Path, home: str) -> None:
