@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,41 @@ def test_a_thaw_without_an_answer_of_the_master_is_finished_by_the_next(
                 patch.setattr(one.master, "set_policy", silent)
                 with pytest.raises(Unreachable):
                     await one.views.thaw(one.namespace, b"train")
+            assert await pinned(one, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert not await pinned(one, b"train")
+
+    run(script())
+
+
+@pytest.mark.parametrize("late", ["pin", "view"])
+def test_the_pin_of_a_freeze_that_nobody_waits_for_goes_with_the_next_thaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """The caller was interrupted once the pin was set, before the view was there."""
+    reached = asyncio.Event()
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            set_policy = one.master.set_policy
+
+            async def hangs(*args: Any) -> None:
+                if late == "pin":
+                    await set_policy(*args)
+                reached.set()
+                await asyncio.Event().wait()
+
+            owner, name = {
+                "pin": (one.master, "set_policy"),
+                "view": (one.tier.views, "make"),
+            }[late]
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, hangs)
+                freezing = asyncio.ensure_future(one.freeze(b"train"))
+                await reached.wait()
+                freezing.cancel()
+                await asyncio.gather(freezing, return_exceptions=True)
             assert await pinned(one, b"train")
             await one.views.thaw(one.namespace, b"train")
             assert not await pinned(one, b"train")

@@ -24,8 +24,8 @@ class ViewPins:
         self._unsure: set[tuple[NamespaceId, bytes]] = set()
 
     async def pin(self, service: MetadataService, path: bytes) -> bool:
-        """Pins a path; returns False if an operator had pinned it. Raises what the service raises:
-        the path may then be pinned."""
+        """Pins a path; returns False if an operator had pinned it. Raises what the service raises.
+        The path may then be pinned, as after a cancellation: the next thaw removes the pin."""
         if not isinstance(service, PolicyService):
             return False
         key = service.namespace, path
@@ -33,12 +33,14 @@ class ViewPins:
             is_ours = key in self._unsure
             self._unsure.discard(key)
             return is_ours
+        self.disown(service, path)
         try:
             await service.set_policy(path, Policy(pin=True), ())
         except CacheFSError as err:
             if err.retryable:
-                self.disown(service, path)
                 err.remedy = f"freeze it again, or thaw it: {shown(path)} may be pinned"
+            else:
+                self._unsure.discard(key)
             raise
         self._unsure.discard(key)
         return True

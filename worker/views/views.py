@@ -339,7 +339,7 @@ class Views:
             for view in near:
                 await self._thaw_pinned(service, view)
             return await self._make(namespace, path, tier, pinned=pinned)
-        except CacheFSError:
+        except BaseException:  # also a cancellation
             if pinned:
                 self._pins.disown(service, path)
             raise
