@@ -201,13 +201,13 @@ def test_foreground_goes_on_where_nobody_reads_its_output(node: Node, tmp_path: 
     read, write = os.pipe()
     os.close(read)
     command = [str(CACHEFS), "mount", "-f", f"file://{tmp_path / 'source'}", str(mountpoint)]
-    log = tmp_path / "log"
     with (
-        log.open("w") as errors,
+        (tmp_path / "log").open("w") as errors,
         subprocess.Popen(command, env=node.environment, stdout=write, stderr=errors) as front,
     ):
         os.close(write)
-        wait_until(lambda: "is ready at" in log.read_text(), "the mount comes")
+        output = Path(f"/proc/{front.pid}/fd/1")
+        wait_until(lambda: output.readlink() == Path(os.devnull), "it has no output any more")
         front.send_signal(signal.SIGTERM)
         front.wait(30)
     assert not is_mounted(mountpoint)
