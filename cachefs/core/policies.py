@@ -30,7 +30,7 @@ LOCAL_COPIES: Final = (AUTO, ALWAYS, NEVER)
 VIEWS: Final = (AUTO, NATIVE, NEVER)
 # What `view=auto` covers. Of larger files, an open costs little of what the read costs.
 VIEW_LEAST_FILES: Final = 1000
-VIEW_MOST_MEAN_BYTES: Final = 1 << 20
+VIEW_MOST_MEAN_BYTES: Final = 4 << 20
 EVICTIONS: Final = ("sieve", "lru")
 
 

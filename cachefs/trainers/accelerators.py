@@ -45,7 +45,7 @@ class AcceleratorModel(msgspec.Struct, frozen=True):
 MODELS: Final[dict[str, AcceleratorModel]] = {
     "resnet50": AcceleratorModel(114_660, 400, 0.224, 2000),
     "unet3d": AcceleratorModel(146_600_628, 7, 0.323, 14, npz=True),
-    "cosmoflow": AcceleratorModel(2_828_486, 1, 0.0035, 300),
+    "cosmoflow": AcceleratorModel(2_828_486, 1, 0.0035, 1000),
 }
 
 
