@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cachefs.core.pages import PageMap
-from worker.tier.catalog import Catalog
+
+if TYPE_CHECKING:
+    from worker.tier.catalog import Catalog
 
 
 async def drop_damaged(catalog: Catalog, key: bytes) -> None:
