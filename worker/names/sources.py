@@ -178,10 +178,10 @@ class ClusterSources:
             self._connectors[namespace, ufs] = known
             oldest = next(iter(self._connectors))
             has_too_many = len(self._connectors) > MAX_CONNECTORS
-            if has_too_many:
-                del self._connectors[oldest]
-        if has_too_many:
+            forgotten = self._connectors.pop(oldest) if has_too_many else None
+        if forgotten is not None:
             _, made = self._made.pop(oldest, (None, None))
+            forgotten.look_again()  # who still has it uses the new one
             self._meters.pop(oldest[1], None)
             if made is not None:
                 self._retire(made)

@@ -244,6 +244,29 @@ def test_a_source_that_gives_way_while_it_is_looked_up_is_read_all_the_same(
     assert all(connector.closed for connector in rig.opened)
 
 
+def test_who_keeps_a_source_that_gave_way_uses_no_closed_connector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.names.sources.MAX_CONNECTORS", 1)
+    monkeypatch.setattr("worker.names.sources.MAX_RETIRED", 0)
+
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        async def find(self: RemoteNamespace, key: str) -> UfsSpec:
+            return UfsSpec(f"s3://{key}")
+
+        monkeypatch.setattr(RemoteNamespace, "find_ufs", find)
+        await it.attach(attach("cachefs://fake:1/data"))
+        kept = it.connector(NAMESPACE, "kept")
+        await asyncio.to_thread(kept.read_all, b"x", VERSION)
+        await asyncio.to_thread(it.connector(NAMESPACE, "other").read_all, b"x", VERSION)
+        assert [connector.closed for connector in rig.opened] == [True, False]
+        assert kept.ask(b"x", 0, 1, VERSION) is None
+        assert await asyncio.to_thread(kept.read_all, b"x", VERSION) == b"x of s3://kept"
+        assert [connector.closed for connector in rig.opened] == [True, False, False]
+
+    play(script)
+
+
 def test_what_is_found_after_the_end_is_closed() -> None:
     async def script(it: ClusterSources, rig: Rig) -> None:
         await it.attach(attach("cachefs://fake:1/data"))
