@@ -24,10 +24,16 @@ def has_stable_inode_numbers(device: int) -> bool:
     """Returns whether inode numbers on this device (`st_dev`) are stable. Thread-safe. Reads the
     mount table, never the file system, which may hang."""
     known, now = _keeps.get(device), time.monotonic()
-    if known is None or known.until_s <= now:
-        if len(_keeps) >= MOST_KNOWN:
-            _keeps.clear()
+    if known is not None and now < known.until_s:
+        return known.is_stable
+    try:
         mounts = read_mounts().of_device(device_name(device))
-        is_stable = not any(mount.fstype.startswith("fuse") for mount in mounts)
-        known = _keeps[device] = _Known(is_stable, now + KNOWN_S)
-    return known.is_stable
+    except OSError:  # no descriptor is left
+        if known is None:
+            raise
+        return known.is_stable
+    if len(_keeps) >= MOST_KNOWN:
+        _keeps.clear()
+    is_stable = not any(mount.fstype.startswith("fuse") for mount in mounts)
+    _keeps[device] = _Known(is_stable, now + KNOWN_S)
+    return is_stable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from cachefs.core.mountinfo import Mount, Mounts
@@ -30,3 +32,17 @@ def test_a_device_number_that_another_mount_has_by_now_is_looked_up_again(
     for _ in range(1000):
         assert not has_stable_inode_numbers(DEVICE)
     assert reads == ["nfs4", "fuse.sshfs"]
+
+
+def test_what_is_known_counts_while_the_mounts_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> Mounts:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    known = {DEVICE: inode_numbers._Known(is_stable=True, until_s=0.0)}
+    monkeypatch.setattr(inode_numbers, "_keeps", known)
+    monkeypatch.setattr(inode_numbers, "read_mounts", fail)
+    assert has_stable_inode_numbers(DEVICE)
+    with pytest.raises(OSError, match="Too many open files"):
+        has_stable_inode_numbers(DEVICE + 1)
