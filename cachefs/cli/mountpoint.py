@@ -114,7 +114,8 @@ def reserved(path: str) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
-            raise InUse("another command mounts there", path=path) from err
+            remedy = "wait for its end; lslocks shows its pid"
+            raise InUse("another command mounts there", path=path, remedy=remedy) from err
         except OSError:
             pass  # a file system without locks
         if read_mounts().at(path) is not None:

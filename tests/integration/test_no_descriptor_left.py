@@ -55,12 +55,19 @@ def test_of_a_mount(node: Node, bucket: Bucket, files: dict[str, bytes]) -> None
 
 
 def test_of_a_program(
-    node: Node, bucket: Bucket, library: Library, files: dict[str, bytes]
+    node: Node,
+    bucket: Bucket,
+    library: Library,
+    files: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """[S-library-errors] A few descriptors are enough for a batch. Without any, each file of it has
     its own error, with its name."""
     bucket.fill(files)
     mnt = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
+    # Mounts of other tests would have the library read the record of this one again.
+    table = library._mounts.current()
+    monkeypatch.setattr(library._mounts, "current", lambda: table)
     tree = Tree(str(mnt), {"home": str(node.state)}, lambda: library)
     names = sorted(files)
     tree.stat_batch(names)

@@ -53,10 +53,12 @@ class FailingListing(Origin):
     def __init__(self, files: dict[bytes, bytes]) -> None:
         super().__init__(files, page_entries=1)
         self.go_on = threading.Event()
+        self.fails = True
 
     def list_dir(self, path: bytes) -> Iterator[Page]:
         for number, page in enumerate(super().list_dir(path)):
-            if number == 2 and not self.go_on.is_set():
+            if number == 2 and self.fails:
+                self.fails = False
                 self.go_on.wait(30.0)
                 raise AccessDenied("for now")
             yield page
