@@ -301,6 +301,7 @@ def test_a_limit_of_descriptors_that_cannot_be_set_is_kept(
         raise ValueError("not allowed to raise maximum limit")
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # that of this process stays
     monkeypatch.setattr(sys, "argv", ["cachefs.holder", str(tmp_path / "none" / "holder")])
     with pytest.raises(SystemExit, match="No such file or directory"):
         holder_main.main()
