@@ -57,7 +57,6 @@ class TierSet:
         self._one_look = asyncio.Lock()
         self._looks: dict[int, asyncio.Future[_Look]] = {}
         self._retired: list[Tier] = []
-        self._ending: list[Tier] = []  # which are being closed
         self._causes: dict[int, str] = {}  # why a tier is lost
         self._devices: dict[int, int] = {}  # where a tier's directory was
         self._past: dict[str, Any] = {}  # what tiers counted that are closed
@@ -91,7 +90,7 @@ class TierSet:
     def past(self) -> dict[str, Any]:
         """Returns what tiers counted whose place was taken."""
         past = self._past
-        for one in (*self._retired, *self._ending):
+        for one in self._retired:
             past = counted(past, one.status())
         return past
 
@@ -209,12 +208,10 @@ class TierSet:
         await self._until_unread([one])
         if one.is_used and len(self._retired) <= MOST_RETIRED:
             return  # by a call that began during the wait
-        self._retired.remove(one)
-        self._ending.append(one)  # it counts meanwhile: totals never fall
         await one.close()
         self.on_ended(one)
         self._past = counted(self._past, one.status())
-        self._ending.remove(one)
+        self._retired.remove(one)  # only now: it counts meanwhile, totals never fall
         one.context.count_memory(0, 0)
 
     # ---- the end ----
