@@ -4,13 +4,13 @@ JSON document, with the fields of the admin API's failures."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import click
 
+from cachefs.cli import output
 from cachefs.core.errors import CacheFSError
 from cachefs.core.printable import printable
 
@@ -44,7 +44,7 @@ def run(program: str, body: Callable[[], int | None], *, debug: bool, as_json: b
         print(err.format_message(), file=sys.stderr)
         return USAGE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
+        output.discard()
         return BROKEN_PIPE
     except (CacheFSError, click.ClickException, OSError, KeyboardInterrupt, click.Abort) as err:
         failure = _failure(err)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -48,6 +49,12 @@ def print_json_line(value: Any) -> None:
     """Prints one JSON document on one line, and flushes it."""
     click.echo(json.dumps(value))
     sys.stdout.flush()
+
+
+def discard() -> None:
+    """Discards standard output from now on: its reader has closed it, and the flush at exit must
+    not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def live() -> Live:

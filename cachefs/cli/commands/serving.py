@@ -4,12 +4,12 @@ command waits for the end of the process, and forwards the signals that stop it.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
 
+from cachefs.cli import output
 from cachefs.launcher import processes
 from cachefs.launcher.processes import STOP_SIGNALS, ProcessId, Watch
 
@@ -36,7 +36,7 @@ def even_unread() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
+        output.discard()
 
 
 def stay(pid: int) -> int:
