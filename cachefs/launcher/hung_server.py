@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 from pathlib import Path
 from typing import Final
@@ -73,11 +72,17 @@ def end(watch: Watch) -> bool:
 
 def _held(pid: int) -> str:
     """Returns the threads of a process in uninterruptible sleep, with their wait channels."""
-    found = []
-    for task in sorted(Path(f"/proc/{pid}/task").glob("*"))[:64]:
-        with contextlib.suppress(OSError):
-            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "D":
-                where = (task / "wchan").read_text() or "?"
-                found.append(f"thread {os.path.basename(task)} is in {where}")
-    return ", ".join(found[:_LISTED])
+    tasks: list[Path] = []
+    with contextlib.suppress(OSError):  # the process has ended meanwhile
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir())[:64]
+    return ", ".join([place for task in tasks if (place := _place(task))][:_LISTED])
+
+
+def _place(task: Path) -> str:
+    """Returns where a thread in uninterruptible sleep waits; empty for any other thread."""
+    try:
+        if (task / "stat").read_text().rpartition(")")[2].split()[0] != "D":
+            return ""
+        return f"thread {task.name} is in {(task / 'wchan').read_text() or '?'}"
+    except OSError:
+        return ""

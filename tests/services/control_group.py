@@ -3,6 +3,8 @@ in it, and the kernel ends them all at once, as those of a container that is out
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +39,11 @@ class ControlGroup:
 
     def pids(self) -> set[int]:
         """Returns the processes in the group and in those below it, without zombies."""
-        texts = [path.read_text() for path in self.path.rglob("cgroup.procs")]
-        return {int(pid) for text in texts for pid in text.split()}
+        found: set[int] = set()
+        for group in (self.path, *groups_below(self.path)):
+            with contextlib.suppress(OSError):  # the group was removed
+                found |= {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+        return found
 
     def kill(self) -> None:
         """Ends every process in the group by SIGKILL. Raises NotInTime if one is left."""
@@ -47,7 +52,16 @@ class ControlGroup:
 
     def remove(self) -> None:
         """Removes the group and those below it. Raises OSError if one has a process."""
-        for path in sorted(self.path.rglob("*"), reverse=True):
-            if path.is_dir():
-                path.rmdir()
-        self.path.rmdir()
+        remove_group(self.path)
+
+
+def remove_group(group: Path) -> None:
+    """Removes a group and those below it. Raises OSError if one has a process."""
+    for path in (*reversed(groups_below(group)), group):
+        path.rmdir()
+
+
+def groups_below(group: Path) -> list[Path]:
+    """Returns the groups below one, each before those below it. A group that is removed meanwhile,
+    as the kubelet does with those of an ended pod, may be missing."""
+    return [Path(where, name) for where, names, _ in os.walk(group) for name in names]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cachefs.torch as ct
+from tests.services.processes import children
 
 TRAINER, LOADER = "trainer", "loader"
 BATCH = 4
@@ -79,11 +80,10 @@ def kill(target: Any) -> None:
     if target == TRAINER:
         os.kill(os.getpid(), signal.SIGKILL)
     elif target == LOADER:
-        tasks = Path("/proc/self/task").iterdir()
-        children = [int(p) for task in tasks for p in (task / "children").read_text().split()]
-        os.kill(max(children), signal.SIGKILL)
+        loader = max(children(os.getpid()))
+        os.kill(loader, signal.SIGKILL)
         # Torch hears of the death by SIGCHLD, which comes before this returns: an epoch whose last
         # batches are already here could end before it.
-        os.waitid(os.P_PID, max(children), os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, loader, os.WEXITED | os.WNOWAIT)
     elif target is not None:
         os.kill(int(target), signal.SIGKILL)

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from tests.services.control_group import groups_below, remove_group
 from tests.services.processes import wait_until
 
 # Of one run, in its inner processes too: others may run on this machine.
@@ -49,7 +50,7 @@ class ControlGroup:
         """Returns the processes in the group and in those below it."""
         found: set[int] = set()
         for group in self.places:
-            for path in (group, *_below(group)):
+            for path in (group, *groups_below(group)):
                 with contextlib.suppress(OSError):  # the group was removed
                     found |= {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
         return found
@@ -71,18 +72,7 @@ class ControlGroup:
         def are_removed() -> bool:
             for group in self.places:
                 with contextlib.suppress(OSError):  # an ended process may still be counted
-                    _remove(group)
+                    remove_group(group)
             return not any(group.exists() for group in self.places)
 
         wait_until(are_removed, f"the control groups of {self.name} are removed", END_S)
-
-
-def _remove(group: Path) -> None:
-    """Removes a group and those below it. Raises OSError if one has a process."""
-    for path in (*reversed(_below(group)), group):
-        path.rmdir()
-
-
-def _below(group: Path) -> list[Path]:
-    """Returns the groups below one, each before those below it."""
-    return sorted(path for path in group.rglob("*") if path.is_dir())

@@ -3,6 +3,7 @@ command lines are those of docs/kubernetes.md."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -190,8 +191,13 @@ class Release:
 
     def in_memory_bytes(self) -> int:
         """Returns the bytes of the tier in memory. A file may have several names."""
-        found = [path.lstat() for path in IN_MEMORY.rglob("*") if path.is_file()]
-        return sum({one.st_ino: one.st_blocks * 512 for one in found}.values())
+        found: dict[int, int] = {}
+        for where, _, names in os.walk(IN_MEMORY):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # the worker has removed it
+                    status = os.lstat(os.path.join(where, name))
+                    found[status.st_ino] = status.st_blocks * 512
+        return sum(found.values())
 
     def images(self) -> set[str]:
         """Returns the tags that the pods of the release run, those of the holder aside."""
