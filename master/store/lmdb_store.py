@@ -246,12 +246,17 @@ def _typed(err: lmdb.Error, directory: Path) -> CacheFSError:
     path = str(directory)
     if isinstance(err, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(err):
         return NoSpace("no room for the metadata store", path=path, remedy="make room on its disk")
+    if isinstance(err, lmdb.PanicError):  # a write of the meta page failed: what it has is right
+        return Unavailable(
+            "the metadata store could not be written, and is not read before it is opened again",
+            path=path,
+            remedy="see to its disk, then start the server again",
+        )
     damaged = (
         lmdb.CorruptedError,
         lmdb.InvalidError,
         lmdb.PageNotFoundError,
         lmdb.VersionMismatchError,
-        lmdb.PanicError,
     )
     if isinstance(err, damaged):
         return BadConfig(

@@ -299,12 +299,17 @@ class Index:
                 more = cursor.next()
 
     def write(self, changes: list[Change]) -> None:
-        """Applies changes in one transaction, in the writer thread. Raises lmdb.Error, OSError."""
-        with self._env.begin(write=True) as txn:
-            writer = IndexWriter(txn, self)
-            for change in changes:
-                change.apply(writer)
-            writer.finish()
+        """Applies changes in one transaction, in the writer thread. Raises lmdb.Error, OSError:
+        lmdb.PanicError if LMDB refuses all transactions until the index is opened again."""
+        try:
+            with self._env.begin(write=True) as txn:
+                writer = IndexWriter(txn, self)
+                for change in changes:
+                    change.apply(writer)
+                writer.finish()
+        except lmdb.Error:
+            with self._env.begin():  # raises PanicError if the meta page could not be written
+                raise
         self.file_count = writer.file_count
 
     def sync(self) -> None:

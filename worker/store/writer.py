@@ -6,8 +6,9 @@ Jobs are applied in the order of submission. After its commit the writer thread 
 error. Callers bound the queue: files in flight, batches of evictions. After `close`, jobs are
 refused.
 
-An unexpected error ends the thread, since the index may be inconsistent. All waiting and later jobs
-then fail with `IndexBroken`, until the tier is opened again.
+An unexpected error ends the thread, since the index may be inconsistent, and so does a write of
+LMDB's meta page that fails. All waiting and later jobs then fail with `IndexBroken`, until the tier
+is opened again.
 """
 
 from __future__ import annotations
@@ -154,6 +155,8 @@ class Writer:
             if changes:
                 self._index.write(changes)
                 self.commits += 1
+        except lmdb.PanicError:
+            raise  # no later commit or read can succeed
         except (lmdb.Error, OSError) as err:
             error = err if isinstance(err, OSError) else OSError(5, f"index: {err}")
             error.__cause__ = err if error is not err else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, only, read, run, until
+from worker.cache.cache import Cache
 from worker.store.changes import DropFile
 from worker.store.directory import TierDirectory
 from worker.store.writer import IndexBroken, Writer
@@ -112,14 +115,48 @@ def test_who_cannot_be_told_keeps_nobody_from_being_told(
     assert writer.close(LIMIT_S)
 
 
+class PanicEnv:
+    """An environment whose first write of the meta page fails: LMDB then refuses everything."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.panicked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    @contextmanager
+    def begin(self, *, write: bool = False) -> Iterator[Any]:
+        if self.panicked:
+            raise lmdb.PanicError("mdb_txn_begin: MDB_PANIC")
+        with self._env.begin(write=write) as txn:
+            yield txn
+            if write:
+                self.panicked = True
+                raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+
+def fail_writes(worker: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(only(worker).disk.directory.index, "write", wrong)
+
+
+def panic(worker: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = only(worker).disk.directory.index
+    monkeypatch.setattr(index, "_env", PanicEnv(index._env))
+
+
+@pytest.mark.parametrize("fail", [fail_writes, panic])
 def test_a_tier_whose_index_cannot_be_written_is_left_and_reads_go_past_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fail: Callable[[Cache, pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = Rig(tmp_path, 64 * MIB)
     for ino in (2, 3, 4):
         rig.put(ino, 5000)
 
-    def row(worker: Any) -> dict[str, Any]:
+    def row(worker: Cache) -> dict[str, Any]:
         (found,) = worker.status()["tiers"]
         assert isinstance(found, dict)
         return found
@@ -128,10 +165,12 @@ def test_a_tier_whose_index_cannot_be_written_is_left_and_reads_go_past_it(
         async with rig.worker() as worker:
             assert await read(worker, 2) == rig.data[2]
             await until(lambda: row(worker)["commits_waiting"] == 0)
-            monkeypatch.setattr(only(worker).disk.directory.index, "write", wrong)
+            fail(worker, monkeypatch)
             assert await read(worker, 3) == rig.data[3]
             await until(lambda: row(worker)["state"] == "offline")
             assert row(worker)["cause"] == BROKEN
+            for ino in (2, 3, 4):
+                assert await read(worker, ino) == rig.data[ino]
             monkeypatch.undo()
             for ino in (2, 3, 4):
                 assert await read(worker, ino) == rig.data[ino]
