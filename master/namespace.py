@@ -272,8 +272,8 @@ class Master:
         self._feeds.lose_all()
 
     def pinned_below(self, path: bytes) -> list[bytes]:
-        """Returns the paths, at this one or below it, that a policy pins."""
-        return self._policies.table.pinned_below(path.strip(b"/"))
+        """Returns the paths that a policy pins, at this one (in canonical form) or below it."""
+        return self._policies.table.pinned_below(path)
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
         return self._answers.lookup_nowait(parent, name)

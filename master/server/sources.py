@@ -123,10 +123,11 @@ class SourceCalls:
         return m.Done()
 
     async def _remove(self, call: c.RemoveUfs, caller: Caller) -> m.Message:
+        path = self._master.mounts.at(call.path).record.path
         if not call.force:
-            self._check_unpinned(call.path)
-        await self._master.mounts.remove(call.path)
-        log.info("the source at %s is removed", shown(call.path))
+            self._check_unpinned(path)
+        await self._master.mounts.remove(path)
+        log.info("the source at %s is removed", shown(path))
         return m.Done()
 
     def _check_unpinned(self, path: bytes) -> None:

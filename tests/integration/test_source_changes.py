@@ -126,6 +126,19 @@ def test_a_source_with_pins_is_removed_by_force_only(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("path", [b"/in/data/", b"//in//data", b"in/data"])
+def test_however_its_path_is_written_a_source_with_pins_stays(path: bytes, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path, Clock()) as master:
+            await master.add_ufs(b"/in/data", X, Origin({b"f": b"1"}), 60.0)
+            await master.set_policy(b"/in/data/f", Policy(pin=True), [])
+            with pytest.raises(InUse, match="a pin protects /in/data/f"):
+                await SourceCalls(master, never).answer(RemoveUfs(path), EVERYTHING)
+            assert [row.path for row in master.mounts.rows()] == [b"/in/data"]
+
+    run(work())
+
+
 def test_a_secret_whose_file_hangs_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
