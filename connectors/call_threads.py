@@ -135,13 +135,7 @@ class CallThreads:
             jobs = self._idle.pop() if self._idle else None
         if jobs is None:
             jobs = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=self._work, args=(jobs,), name="connector-call", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:
-                raise Unreachable("no thread can be started") from error
+            start_thread(lambda: self._work(jobs), "connector-call")
         jobs.put(call)
 
     def _work(self, jobs: queue.SimpleQueue[Call[Any] | None]) -> None:
@@ -166,3 +160,14 @@ class CallThreads:
         if discard is not None:
             call.throw_away(discard)
         return goes_on
+
+
+def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
+    """Starts a daemon thread. Raises Unreachable if the system refuses another one: requests can
+    succeed when other threads have ended."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise Unreachable("no thread can be started") from error
+    return thread

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from hdfs_native import Client
 
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
+from connectors.call_threads import start_thread
 from connectors.deadline import until
 from connectors.hdfs.connections import Address, end_connections, resolve
 from connectors.hdfs.deadlines import AGAIN_S, Deadlines, TimedCall
@@ -58,7 +59,6 @@ class HdfsClient:
         """Returns what `act` returns, which may run more than once. Raises the typed error of a
         failure, about `path`: NoAnswer where HDFS is silent for `CALL_S`, and DeadlineExceeded
         where it is silent for a shorter `limit_s`."""
-        client = self._client or self._open()
         began_s = time.monotonic()
         limit_s = max(LEAST_S, min(limit_s, until() - began_s))
         if not self._is_resolved:
@@ -67,7 +67,7 @@ class HdfsClient:
         try:
             while True:
                 try:
-                    return act(client)
+                    return act(self._client or self._open())
                 except CacheFSError:
                     raise
                 except BaseException as error:
@@ -109,13 +109,12 @@ class HdfsClient:
 
     def _resolve(self, path: str, began_s: float, limit_s: float) -> None:
         """Looks the NameNodes up before the library does, which ends no lookup. Raises the error of
-        a silent name server, and leaves the thread to its resolver."""
+        a silent name server, and leaves the thread to its resolver; Unreachable if no thread can be
+        started."""
         with self._lock:
             thread = self._resolving
             if thread is None or not thread.is_alive():
-                thread = threading.Thread(target=self._look_up, name="hdfs-lookup", daemon=True)
-                thread.start()
-                self._resolving = thread
+                thread = self._resolving = start_thread(self._look_up, "hdfs-lookup")
         thread.join(max(0.0, began_s + limit_s - time.monotonic()))
         if thread.is_alive():
             who = "the name server of HDFS's host"

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from connectors.call_threads import start_thread
+
 AGAIN_S: Final = 0.02  # between interrupts: each may free one call, and the library may try again
 AFTER_S: Final = 0.5  # an attempt that starts so soon after an interrupt may meet its effects
 # Overdue calls of which none has returned within that time do not wait for what is interrupted.
@@ -50,15 +52,17 @@ class Deadlines:
         self._thread: threading.Thread | None = None
 
     def begin(self, limit_s: float) -> TimedCall:
-        """Records a call of the current thread, which starts now. The caller passes it to `end`."""
+        """Records a call of the current thread, which starts now. The caller passes it to `end`.
+        Raises Unreachable if no thread can be started."""
         with self._changed:
             now = self._clock()
             call = TimedCall(now + limit_s, now)
-            self._calls.add(call)
             if self._thread is None:
-                self._start(call)
+                self._wakes_at_s = call.due_s
+                self._thread = start_thread(self._watch, "hdfs-deadlines")
             elif call.due_s < self._wakes_at_s:
                 self._changed.notify_all()
+            self._calls.add(call)
         return call
 
     def may_try_again(self, call: TimedCall) -> bool:
@@ -83,11 +87,6 @@ class Deadlines:
             self._changed.notify_all()
         if thread is not None:
             thread.join()
-
-    def _start(self, call: TimedCall) -> None:
-        self._wakes_at_s = call.due_s
-        self._thread = threading.Thread(target=self._watch, name="hdfs-deadlines", daemon=True)
-        self._thread.start()
 
     def _watch(self) -> None:
         own = threading.current_thread()

@@ -73,6 +73,8 @@ def _of_java(name: str, message: str, path: str) -> CacheFSError:
 
 
 def _of_library(text: str, path: str) -> CacheFSError:
+    if "spawn worker thread" in text:
+        return errors.Unreachable("the client library can start no thread", path=path)
     if "SASL" in text or "GSSAPI" in text:
         return errors.CredentialsMissing(text, path=path, remedy=KERBEROS)
     if "DataNodes failed" in text:

@@ -125,6 +125,7 @@ def java(name: str, message: str = "said so") -> RuntimeError:
         (java("java.lang.NullPointerException"), errors.OriginError),
         (RuntimeError('DataTransferError("All DataNodes failed: []")'), errors.Unreachable),
         (RuntimeError('SASLError("no ticket")'), errors.CredentialsMissing),
+        (RuntimeError("OS can't spawn worker thread: Resource temp"), errors.Unreachable),
         (RuntimeError("something else"), errors.OriginError),
     ],
 )
@@ -221,6 +222,39 @@ def test_a_name_server_that_is_silent_holds_no_call_beyond_its_deadline(
         assert sum(each.name == "hdfs-lookup" for each in threading.enumerate()) == 1
         go_on.set()
         assert client.call("/a", lambda _: "found") == "found"
+
+
+class PanicException(BaseException):
+    """What the library raises where its Rust code panics."""
+
+
+def no_client(*_: object) -> None:
+    raise PanicException("OS can't spawn worker thread: Resource temporarily unavailable")
+
+
+def test_calls_without_a_thread_fail_and_later_ones_have_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, refused = threading.Thread.start, ["hdfs-lookup", "hdfs-deadlines"]
+
+    def start_unless_refused(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_refused)
+    monkeypatch.setattr(client_module, "resolve", lambda _: frozenset({("127.0.0.1", 9)}))
+    with contextlib.closing(HdfsClient("nn.example:9", HdfsOptions())) as client:
+        while refused:
+            with pytest.raises(errors.Unreachable, match="no thread can be started"):
+                client.call("/a", lambda _: pytest.fail("it would have no deadline"))
+            del refused[0]
+        monkeypatch.setattr(client_module, "Client", no_client)
+        with pytest.raises(errors.Unreachable, match="can start no thread"):
+            client.call("/a", lambda _: None)
+        monkeypatch.setattr(client_module, "Client", lambda *_: SimpleNamespace())
+        assert client.call("/a", lambda _: "found") == "found"
+        assert any(each.name == "hdfs-deadlines" for each in threading.enumerate())
 
 
 def test_what_a_namenode_says_is_shown() -> None:
