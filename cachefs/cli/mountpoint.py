@@ -106,13 +106,13 @@ def check_empty_directory(path: str) -> None:
 
 
 @contextlib.contextmanager
-def reserved(path: str) -> Iterator[None]:
-    """Keeps other commands from mounting on a directory meanwhile: their mounts would lie over each
-    other, and a start that fails would remove the mount of another one. Raises InUse."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+def reserved(path: str, home: StateHome) -> Iterator[None]:
+    """Keeps other commands of this user from mounting on a directory meanwhile: their mounts would
+    lie over each other, and a start that fails would remove the mount of another one. The lock is
+    in the state home: everybody who may read the directory could keep one on it. Raises InUse."""
+    with home.mount_lock(path) as lock:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
             remedy = "wait for its end; lslocks shows its pid"
             raise InUse("another command mounts there", path=path, remedy=remedy) from err
@@ -121,8 +121,6 @@ def reserved(path: str) -> Iterator[None]:
         if read_mounts().at(path) is not None:
             raise InUse("another command has mounted there", path=path)
         yield
-    finally:
-        os.close(fd)
 
 
 def check_machine(allow_other: bool) -> None:

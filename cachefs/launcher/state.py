@@ -9,7 +9,7 @@
           launch.lock  server.json  server.sock  cache/  log/
       master/                                 namespace/  log/     of `cachefs master`
       local/                                  cluster.json ...     of `cachefs up`
-      mounts/<first 16 hex digits of sha256(mountpoint)>.json, .covers
+      mounts/<first 16 hex digits of sha256(mountpoint)>.json, .covers, .lock
       reserve                               room for a start on a full disk (`reserve.py`)
       tokens/<port>                          of masters of this machine; see `launcher.tokens`
     <cache dir>/launch.lock, server.json
@@ -48,7 +48,7 @@ from cachefs.core.errors import (
     lacks_descriptors,
 )
 from cachefs.core.model import NamespaceId, UfsSpec
-from cachefs.core.owned_fd import opened
+from cachefs.core.owned_fd import OwnedFd, opened
 from cachefs.core.specs import ClientSpec, MasterAccess
 from cachefs.launcher.directories import check_unshared
 from cachefs.launcher.process_watch import ProcessId, birth_of
@@ -252,6 +252,14 @@ class StateHome:
     def covers_file(self, mountpoint: str) -> Path:
         """Returns the path of the record of a mount's covers; creates the directory if missing."""
         return self.directory("mounts") / f"{mount_id(mountpoint)}.covers"
+
+    def mount_lock(self, mountpoint: str) -> OwnedFd:
+        """Returns a descriptor of the lock file of a mount point's starts; creates it if missing.
+        Raises as `private_dir`."""
+        path = self.directory("mounts") / f"{mount_id(mountpoint)}.lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with _classified(path):
+            return opened(os.open, path, flags, 0o600)
 
     def control_sockets(self) -> list[Path]:
         """Returns the control sockets of every mount, including stale ones after a crash. Returns

@@ -25,6 +25,7 @@ from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.processes import ProcessId, Server, Watch
+from cachefs.launcher.state import StateHome
 
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
@@ -105,7 +106,7 @@ def perform(
     with (
         output.announced(f"waiting for {client.source.url}; Ctrl-C ends this"),
         serving.interruptible(),
-        mountpoint.reserved(client.mountpoint),
+        mountpoint.reserved(client.mountpoint, StateHome(client.home)),
     ):
         server, started = _start(client, foreground)
     front = Foreground(client, started.pid) if foreground else None

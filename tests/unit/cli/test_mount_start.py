@@ -4,6 +4,8 @@ in vain for its origin or its master is not asked again."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import InUse, Unreachable
 from cachefs.core.specs import Started
 from cachefs.launcher.processes import Server
+from cachefs.launcher.state import StateHome
 
 JOINED = Server("/socket", False, "")
 
@@ -70,11 +73,28 @@ def test_flags_of_the_server_have_no_effect_on_a_running_one() -> None:
 
 
 def test_one_command_at_a_time_mounts_on_a_directory(tmp_path: Path) -> None:
-    where = str(tmp_path)
-    with mountpoint.reserved(where), pytest.raises(InUse), mountpoint.reserved(where):
+    where, home = str(tmp_path / "mnt"), StateHome(tmp_path / "home")
+    with (
+        mountpoint.reserved(where, home),
+        mountpoint.reserved(f"{where}2", home),
+        pytest.raises(InUse),
+        mountpoint.reserved(where, home),
+    ):
         pass
-    with mountpoint.reserved(where):
+    with mountpoint.reserved(where, home):
         pass
+
+
+def test_a_lock_of_another_user_on_the_mount_point_keeps_no_command_out(tmp_path: Path) -> None:
+    where = tmp_path / "mnt"
+    where.mkdir()
+    fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with mountpoint.reserved(str(where), StateHome(tmp_path / "home")):
+            pass
+    finally:
+        os.close(fd)
 
 
 def test_a_library_keeps_the_server_of_a_mount_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
