@@ -131,8 +131,8 @@ class LocalClusterStarter:
 
     def run(self, workers: int = 0) -> tuple[LocalCluster, list[str]]:
         """Returns the cluster, with at least `workers` workers (0: as before), and warnings for
-        users. Raises the typed error of a process that cannot start; those started before keep
-        running until `down`."""
+        users. Raises the typed error of a process that cannot start. It has ended then, also after
+        Ctrl-C; those started before keep running until `down`."""
         with launch_lock(self._directory):
             known = read(self._home, str(self._directory))
             self._cache_bytes = self._asked_bytes or (known.cache_bytes if known else 0)

@@ -38,6 +38,7 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
     err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
     with serving.interruptible():
         started = start_master(spec, Path(err_log) if background else None)
+        child = None if background else serving.Child(started.pid)
     with serving.even_unread():
         if started.warning:
             output.warn(started.warning)
@@ -47,7 +48,7 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
         else:
             click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
         _print_token_hint(spec, started.url)
-    return 0 if background else serving.stay(started.pid)
+    return child.stay() if child is not None else 0
 
 
 def _print_token_hint(spec: MasterSpec, url: str) -> None:

@@ -109,7 +109,7 @@ def perform(
         mountpoint.reserved(client.mountpoint, StateHome(client.home)),
     ):
         server, started = _start(client, foreground)
-    front = Foreground(client, started.pid) if foreground else None
+        front = Foreground(client, started.pid) if foreground else None
     with serving.even_unread():
         for warning in dict.fromkeys([server.warning, started.warning, _ignored(server, chosen)]):
             if warning:

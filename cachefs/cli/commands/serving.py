@@ -17,7 +17,7 @@ from cachefs.launcher.processes import STOP_SIGNALS, ProcessId, Watch
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Has SIGTERM and SIGHUP raise KeyboardInterrupt in the block, as Ctrl-C does, unless they are
-    ignored: what the block has started ends with it."""
+    ignored: what the block has started ends with it. Handlers that the block sets stay."""
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
@@ -25,7 +25,8 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is signal.default_int_handler:
+                signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -39,16 +40,21 @@ def even_unread() -> Iterator[None]:
         output.discard()
 
 
-def stay(pid: int) -> int:
-    """Waits for a child; returns its exit code. The first signal sends it SIGTERM, others
+class Child:
+    """The wait for a child. From the construction on, the first signal sends it SIGTERM, others
     SIGKILL."""
-    received: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        with Watch(ProcessId(pid)) as watch:  # it may have ended
-            watch.signal(signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+    def __init__(self, pid: int) -> None:
+        self._process = ProcessId(pid)
+        self._signals = 0
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop)
 
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
-    return processes.wait_child(pid)
+    def stay(self) -> int:
+        """Waits for the child; returns its exit code."""
+        return processes.wait_child(self._process.pid)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        with Watch(self._process) as watch:  # it may have ended
+            watch.signal(signal.SIGTERM if self._signals == 1 else signal.SIGKILL)

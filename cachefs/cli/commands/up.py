@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cachefs.cli import clusters, output, settings
+from cachefs.cli.commands import serving
 from cachefs.core.addresses import SCHEME, address_of
 from cachefs.core.config import Config
 from cachefs.launcher.local import MOST_WORKERS, LocalCluster, LocalClusterStarter
@@ -39,7 +40,8 @@ def command(workers: int | None, directory: str | None, as_json: bool, chosen: C
         no_token=not clusters.makes_token(chosen) and not chosen.text("token_file"),
         trust_directories=clusters.trusts(chosen),
     )
-    cluster, warnings = up.run(workers or 0)
+    with serving.interruptible():
+        cluster, warnings = up.run(workers or 0)
     for warning in warnings:
         output.warn(warning)
     if as_json:

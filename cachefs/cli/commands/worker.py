@@ -33,6 +33,7 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
     announced = output.announced(f"waiting for the master at {spec.master}; Ctrl-C ends this")
     with announced, serving.interruptible():
         started = start_worker(spec, background=background)
+        child = None if background else serving.Child(started.pid)
     with serving.even_unread():
         if started.warning:
             output.warn(started.warning)
@@ -42,7 +43,7 @@ def command(background: bool, as_json: bool, chosen: Config) -> int:
             click.echo(
                 f"OK, the worker at {started.url} (pid {started.pid}) is a member of {spec.master}"
             )
-    return 0 if background else serving.stay(started.pid)
+    return child.stay() if child is not None else 0
 
 
 def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
