@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError
+from cachefs.core.model import UfsSpec
 from connectors import registry
 from connectors.event_queue import EventQueue
 from master.origins.syncer import Syncer
@@ -21,7 +22,7 @@ from master.push.look_again import LookAgain
 from master.push.queue_feed import QueueFeed, Turn
 from master.push.rounds import MOST_NAMES, Rounds
 from master.push.s3_events import paths_below
-from master.push.settings import Kind, parse, poll_s
+from master.push.settings import Kind, Setting, parse, poll_s
 from master.state.records import MountRecord
 from master.store.base import Store
 from master.store.snapshot import Names
@@ -38,7 +39,7 @@ OPEN_AGAIN_S: Final = 30.0  # after a queue could not be opened
 class Key(NamedTuple):
     """What distinguishes the feeds that the master reads. `options`: the credentials are theirs."""
 
-    push: str
+    feed: Setting
     root: int  # of the source; 0: of all sources that have the queue
     options: tuple[tuple[str, str], ...]
 
@@ -109,42 +110,43 @@ class Feeds:
                 self._running[key] = self._sync.spawn(self._run(mount.record, mount), waits=True)
 
     async def _run(self, record: MountRecord, mount: Mount) -> None:
-        kind, value = parse(record.push)
-        if kind is Kind.POLL:
-            await self._poll(mount, poll_s(value))
+        setting = parse(record.push)
+        if setting.kind is Kind.POLL:
+            await self._poll(mount, poll_s(setting.value))
         else:
-            await self._read(record, value)
+            await self._read(record.source, setting)
 
-    async def _read(self, record: MountRecord, url: str) -> None:
+    async def _read(self, source: UfsSpec, read: Setting) -> None:
         """Reads a queue for all sources that have it."""
-        push = record.push
-        queue = await self._opened(record, url)
-        feed = QueueFeed(url, queue, lambda objects: self._changed(push, objects), self._clock)
+        queue = await self._opened(source, read)
+        feed = QueueFeed(
+            read.value, queue, lambda objects: self._changed(read, objects), self._clock
+        )
         restored: list[Mount] = []
 
         async def done(turn: Turn) -> None:
             if not restored:
                 retention_s = await feed.retention_s()
-                restored.extend(self._restore(mount, retention_s) for mount in self._of(push))
+                restored.extend(self._restore(mount, retention_s) for mount in self._of(read))
             if turn.is_complete:
-                await self._current(self._of(push), turn.current_at)
+                await self._current(self._of(read), turn.current_at)
 
-        await feed.run(done, lambda err: self._failed(push, err))
+        await feed.run(done, lambda err: self._failed(read, err))
 
-    async def _opened(self, record: MountRecord, url: str) -> EventQueue:
+    async def _opened(self, source: UfsSpec, read: Setting) -> EventQueue:
         """Returns the queue, once it can be opened: a file that an option names may come later."""
         while True:
             try:
-                return await asyncio.to_thread(registry.open_queue, record.source, url)
+                return await asyncio.to_thread(registry.open_queue, source, read.value)
             except CacheFSError as err:
-                self._failed(record.push, err)
+                self._failed(read, err)
                 await asyncio.sleep(OPEN_AGAIN_S)
 
-    async def _changed(self, push: str, objects: Sequence[tuple[str, str]]) -> None:
+    async def _changed(self, read: Setting, objects: Sequence[tuple[str, str]]) -> None:
         """Compares the objects in each source that has the queue, some at a time: each part holds
         up the loop. Raises its errors."""
         now = self._clock()
-        for mount in self._of(push):
+        for mount in self._of(read):
             for first in range(0, len(objects), MOST_NAMES):
                 part = objects[first : first + MOST_NAMES]
                 names = paths_below(mount.record.source.url, part)
@@ -152,11 +154,11 @@ class Feeds:
                 await self._look_again.names(mount, names)
                 await asyncio.sleep(0)
 
-    def _of(self, push: str) -> list[Mount]:
-        return [mount for mount in self._tree.mounts() if mount.record.push == push]
+    def _of(self, read: Setting) -> list[Mount]:
+        return [mount for mount in self._tree.mounts() if parse(mount.record.push) == read]
 
-    def _failed(self, push: str, err: CacheFSError) -> None:
-        for mount in self._of(push):
+    def _failed(self, read: Setting, err: CacheFSError) -> None:
+        for mount in self._of(read):
             _failed(mount, err)
 
     def _restore(self, mount: Mount, retention_s: float) -> Mount:
@@ -209,13 +211,12 @@ def _failed(mount: Mount, err: CacheFSError) -> None:
 def _wanted(mounts: Iterable[Mount]) -> dict[Key, Mount]:
     """Returns the feeds that the master reads. Sources with one queue share its reader, which has
     the options of the first."""
-    found: dict[tuple[str, int], Mount] = {}
+    found: dict[tuple[Setting, int], Mount] = {}
     for mount in sorted(mounts, key=lambda mount: mount.record.path):
-        push = mount.record.push
-        kind, _ = parse(push)
-        if kind in (Kind.QUEUE, Kind.POLL):
-            found.setdefault((push, mount.root if kind is Kind.POLL else 0), mount)
+        read = parse(mount.record.push)
+        if read.kind in (Kind.QUEUE, Kind.POLL):
+            found.setdefault((read, mount.root if read.kind is Kind.POLL else 0), mount)
     return {
-        Key(push, root, tuple(sorted(mount.record.source.options.items()))): mount
-        for (push, root), mount in found.items()
+        Key(read, root, tuple(sorted(mount.record.source.options.items()))): mount
+        for (read, root), mount in found.items()
     }

@@ -43,9 +43,10 @@ class Setting(NamedTuple):
 
 
 def parse(push: str) -> Setting:
-    """Returns a setting that `checked` has passed."""
+    """Returns a setting that `checked` has passed. Records of earlier versions may have the URL of
+    a queue with a slash at its end."""
     kind, _, value = push.partition(":")
-    return Setting(Kind(kind), value)
+    return Setting(Kind(kind), value.rstrip("/"))
 
 
 def poll_s(value: str) -> float:

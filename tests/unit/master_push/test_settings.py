@@ -6,9 +6,14 @@ import msgspec
 import pytest
 
 from cachefs.core.errors import BadConfig
+from cachefs.core.model import UfsSpec
 from connectors.file.connector import READING as FILE
 from connectors.s3.connector import READING as S3
+from master.origins.unavailable import NullConnector
+from master.push.feeds import _wanted
 from master.push.settings import Kind, checked, parse, poll_s
+from master.state.records import MountRecord
+from master.tree import Mount
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/events"
 
@@ -40,6 +45,16 @@ def test_parts_of_a_setting() -> None:
     assert parse("webhook:team-a") == (Kind.WEBHOOK, "team-a")
     assert parse(f"sqs:{QUEUE}") == (Kind.QUEUE, QUEUE)
     assert poll_s(parse("poll:90s").value) == 90.0
+
+
+def test_a_queue_has_one_reader_however_its_url_was_stored() -> None:
+    """Each message is delivered once: of two readers each would miss what the other one gets."""
+    mounts = [
+        Mount(ino, MountRecord(UfsSpec("s3://b"), path, push=push), NullConnector(), 60.0)
+        for ino, path, push in ((2, b"a", f"sqs:{QUEUE}/"), (3, b"b", f"sqs:{QUEUE}"))
+    ]
+    (key,) = _wanted(mounts)
+    assert key.feed == parse(f"sqs:{QUEUE}")
 
 
 @pytest.mark.parametrize(
