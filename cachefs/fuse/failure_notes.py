@@ -23,9 +23,13 @@ NO_DIRECTORY: Final = (NotFound.code, NotADirectory.code)  # no wait makes the m
 
 
 def write(place: str, failure: Failure) -> None:
-    """Notes why a client could not serve the mount at a place."""
+    """Notes why a client could not serve the mount at a place. A failed write keeps the former
+    note."""
+    path = _path(place)
+    new = path.with_name(f"{path.name}.new")
     try:
-        _path(place).write_bytes(msgspec.json.encode(failure))
+        new.write_bytes(msgspec.json.encode(failure))
+        new.replace(path)
     except FileNotFoundError:
         pass
     except OSError as err:
@@ -37,7 +41,7 @@ def read(place: str) -> Failure | None:
     known."""
     try:
         return msgspec.json.decode(_path(place).read_bytes(), type=Failure)
-    except (OSError, msgspec.DecodeError):  # none, or one that is being written
+    except (OSError, msgspec.DecodeError):
         return None
 
 
