@@ -280,10 +280,13 @@ class StateHome:
         return _remove(self.path / "mounts", _record_name(mountpoint), pid, self.owner)
 
     def mount_records(self) -> list[MountRecord]:
-        """Returns every readable record, sorted by mount point."""
+        """Returns every readable record, sorted by mount point. Raises OSError if this process may
+        open no more files: there may be some."""
         try:
             names = os.listdir(self.path / "mounts")
-        except OSError:
+        except OSError as err:
+            if lacks_descriptors(err):
+                raise
             return []
         found = (self._record(name) for name in names if name.endswith(".json"))
         return sorted((r for r in found if r is not None), key=lambda record: record.mountpoint)

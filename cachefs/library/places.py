@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cachefs.cli.mounts import locate
 from cachefs.cli.owners import find_record_and_home
 from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
-from cachefs.core.errors import BadConfig, DeadlineExceeded, NotFound, Unreachable
+from cachefs.core.errors import (
+    BadConfig,
+    CacheFSError,
+    DeadlineExceeded,
+    NotFound,
+    Unreachable,
+    lacks_descriptors,
+)
 from cachefs.core.messages import Attach
 from cachefs.core.model import UfsSpec
 from cachefs.core.mountinfo import Mount, Mounts
@@ -52,14 +59,17 @@ class Places:
     def __init__(self, mounts: MountTable) -> None:
         self._mounts = mounts
         self._of = Mounts(())
+        self._former: dict[Mount, MountDialer] = {}  # of mounts that are as in an earlier snapshot
         # Of this snapshot of the mounts:
-        self._dialers: dict[str, MountDialer] = {}  # by mount point
+        self._dialers: dict[Mount, MountDialer] = {}
         self._bases: list[_Base] = []  # of URLs
 
     def find(self, url: str, settings: Settings) -> Place:
         """Returns the place of a path or URL. Raises NotFound, BadConfig, AccessDenied."""
         mounts = self._mounts.current()
         if mounts is not self._of:
+            known = {**self._former, **self._dialers}
+            self._former = {one: known[one] for one in known if mounts.at(one.mountpoint) == one}
             self._of, self._dialers, self._bases = mounts, {}, []
         if url.startswith(SCHEME + "/"):
             url = url[len(SCHEME) :]
@@ -88,17 +98,15 @@ class Places:
         return Place(self._dialer(mount, mounts, settings), os.fsencode(inside))
 
     def _dialer(self, mount: Mount, mounts: Mounts, settings: Settings) -> MountDialer:
-        dialer = self._dialers.get(mount.mountpoint)
+        dialer = self._dialers.get(mount)
         if dialer is None:
-            original = mounts.original(mount)
-            found = find_record_and_home(original, state_home(settings))
-            if found is None:
-                raise NotFound(
-                    "no record of this mount in the state home",
-                    path=mount.mountpoint,
-                    remedy="run this as the user who mounted it, or open the path itself",
-                )
-            dialer = self._dialers[mount.mountpoint] = MountDialer(found.home, found.record)
+            try:
+                dialer = _recorded(mount, mounts, settings)
+            except (OSError, CacheFSError) as err:
+                if mount in self._former and _lacks_descriptors(err):
+                    return self._former[mount]  # the record is read again by the next call
+                raise
+            self._dialers[mount] = dialer
         return dialer
 
     # ---- URLs ----
@@ -127,6 +135,23 @@ class Places:
             if is_below(url, base) and record.is_served():
                 return MountDialer(home, record)
         return None
+
+
+def _recorded(mount: Mount, mounts: Mounts, settings: Settings) -> MountDialer:
+    """Returns the dialer of a mount, as its record has it now. Raises NotFound without one."""
+    found = find_record_and_home(mounts.original(mount), state_home(settings))
+    if found is None:
+        raise NotFound(
+            "no record of this mount in the state home",
+            path=mount.mountpoint,
+            remedy="run this as the user who mounted it, or open the path itself",
+        )
+    return MountDialer(found.home, found.record)
+
+
+def _lacks_descriptors(error: Exception) -> bool:
+    cause = error.__cause__  # of a typed error
+    return lacks_descriptors(error) or (cause is not None and lacks_descriptors(cause))
 
 
 def _remedy_for(url: str) -> str:

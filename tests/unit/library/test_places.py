@@ -15,6 +15,7 @@ from cachefs.launcher.state import MountRecord, StateHome
 from cachefs.library.library import Library
 from cachefs.library.mount_table import MountTable
 from cachefs.library.places import Places, is_below, root_of
+from tests.services.descriptors import no_descriptor_left
 
 TABLE = b"""\
 1 0 0:1 / / rw - ext4 /dev/a rw
@@ -141,6 +142,26 @@ def test_a_mounted_source_is_read_by_its_server(places: Places, tmp_path: Path) 
     home.write_mount(MountRecord("/mnt/a", spec, 1, "/nowhere"))
     place = places.find("cachefs+s3://bucket/train/x", {"home": str(home.path)})
     assert place.dialer.key.startswith("server ")
+
+
+def test_without_a_descriptor_a_mount_that_has_not_changed_is_known(
+    places: Places, table: OwnTable, tmp_path: Path
+) -> None:
+    """Another mount, anywhere, has the record read again, which needs a descriptor."""
+    settings = {"home": str(tmp_path / "home")}
+    StateHome(settings["home"]).write_mount(MountRecord("/mnt/x", UfsSpec("s3://b"), 1, "/nowhere"))
+    before = places.find("/mnt/x/a", settings)
+    other = b"9 1 0:9 / /other rw - tmpfs tmpfs rw\n"
+    for changed in (TABLE + other, TABLE):
+        table.mounts = Mounts(parse_mountinfo(changed))
+        with no_descriptor_left():
+            assert places.find("/mnt/x/b", settings).dialer is before.dialer
+            with pytest.raises(OSError, match="Too many open files"):
+                places.find("cachefs+s3://b/x", settings)
+    assert places.find("/mnt/x/a", settings).dialer is not before.dialer, "the record is read again"
+    table.mounts = Mounts(parse_mountinfo(TABLE.replace(b"0:3", b"0:7")))
+    with no_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        places.find("/mnt/x/b", settings)
 
 
 def test_a_tree_is_pickled_without_its_connections() -> None:
