@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import InUse
+from cachefs.core.errors import InUse, Unreachable
 from cachefs.core.model import Kind
 from cachefs.core.policies import Policy
 from tests.integration.test_views import run
@@ -178,6 +178,47 @@ def test_auto_is_the_default(tmp_path: Path) -> None:
             await it.policy(b"", "never")
             assert await it.covered(b"") == []
             await it.none_left()
+            await it.check()
+
+    run(script())
+
+
+def test_native_below_auto_is_covered_without_use(tmp_path: Path) -> None:
+    """All is complete, so `auto` covers all of it, as long as it is used, and not for a while after
+    that."""
+
+    async def script() -> None:
+        async with rig(tmp_path, origin_with(), at_root="") as it:
+            await it.read(b"")
+            assert await it.covered(b"other") == [b""]
+            for _ in range(2):  # the first one finds the uses by `covered`
+                await it.compare(b"")
+            assert await it.covered() == []
+            await it.policy(b"train", "native")
+            assert await it.covered() == [b"train"]
+            assert await it.covered(b"other") == [b"other", b"train"]
+            for _ in range(2):
+                await it.compare(b"other")
+            assert await it.covered() == [b"train"]
+            await it.check()
+
+    run(script())
+
+
+def test_a_survey_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing changes and nobody reads meanwhile, as after a load."""
+
+    async def fail(*_: object) -> None:
+        raise Unreachable("the master does not answer")
+
+    async def script() -> None:
+        async with rig(tmp_path, origin_with()) as it:
+            await it.policy(b"train", "native")
+            await it.read(b"train")
+            with monkeypatch.context() as failing:
+                failing.setattr(automatic, "survey", fail)
+                await it.one.views.automatic.step()
+            assert await it.covered() == [b"train"]
             await it.check()
 
     run(script())

@@ -86,11 +86,22 @@ class _Namespace:
     def is_paused(self, path: bytes) -> bool:
         return path in self.pauses or path in self.rests
 
+    def apply(self, policies: ViewPolicies) -> None:
+        """Applies the policies. Where an operator has changed them, pauses end."""
+        if self.policies_due_s and policies != self.policies:
+            self.pauses, self.rests = Pauses(), Pauses(MOST_REST_S)
+        self.policies = policies
+
     def expire(self, now_s: float) -> None:
         """Ends pauses."""
         ended = [pauses.expire(now_s) for pauses in (self.pauses, self.rests)]
         if any(ended):
             self.seen = None
+
+    def surveyed(self, began_s: float, now_s: float, *, has_found: bool) -> None:
+        """Begins the pause after a survey."""
+        self.fruitless = 0 if has_found else min(self.fruitless + 1, MOST_FRUITLESS)
+        self.due_s = now_s + SURVEY_SHARE * (now_s - began_s) * 2**self.fruitless
 
 
 class AutomaticViews:
@@ -137,6 +148,7 @@ class AutomaticViews:
             try:
                 await self._look(namespace)
             except CacheFSError as err:
+                self._of(namespace).seen = None  # the next survey finds what was not begun
                 log.debug("the policies about views are not applied now: %s", err.one_line())
 
     def _made(self) -> list[View]:
@@ -199,7 +211,7 @@ class AutomaticViews:
     async def _look(self, namespace: NamespaceId) -> None:
         known, now_s = self._of(namespace), self._monotonic()
         if now_s >= known.policies_due_s or now_s < self._renew_until_s:
-            known.policies = await self._policies(namespace)
+            known.apply(await self._policies(namespace))
             known.policies_due_s = now_s + POLICIES_S
         policies = known.policies
         for view in self._made():
@@ -251,14 +263,14 @@ class AutomaticViews:
         if seen == known.seen or not is_enough:
             return
         known.seen = seen
-        orders = [one.order for one in tiers]
-        totals = await survey(service, policies.wanted, orders, policies.least_files)
-        known.refused = self._refused(totals, policies, namespace)
-        shown = [(view.path, view.record.policy) for view in self._shown(namespace)]
-        found = candidates(totals, policies, shown=shown, is_paused=known.is_paused)
-        known.fruitless = 0 if found else min(known.fruitless + 1, MOST_FRUITLESS)
-        pause_s = SURVEY_SHARE * (self._monotonic() - began_s) * 2**known.fruitless
-        known.due_s = self._monotonic() + pause_s
+        orders, found = [one.order for one in tiers], list[ViewCandidate]()
+        try:
+            totals = await survey(service, policies.wanted, orders, policies.least_files)
+            known.refused = self._refused(totals, policies, namespace)
+            shown = [(view.path, view.record.policy) for view in self._shown(namespace)]
+            found = candidates(totals, policies, shown=shown, is_paused=known.is_paused)
+        finally:
+            known.surveyed(began_s, self._monotonic(), has_found=bool(found))
         known.quiet.note(found, began_s)
         for one in found:
             await self._begin(namespace, known, one, tiers[one.tier], began_s)

@@ -150,8 +150,10 @@ class ViewPolicies(NamedTuple):
         return next((self.said[one] for one in above(path) if one in self.said), NEVER)
 
     def is_whole(self, path: bytes) -> bool:
-        """Returns whether no path below has the policy `never`."""
-        return not any(view == NEVER and is_below(one, path) for one, view in self.said.items())
+        """Returns whether one view may cover all below a path: nothing below has the policy
+        `never`, nor `native` below `auto`, whose views end when they are not used."""
+        apart = (NEVER, NATIVE) if self.at(path) == AUTO else (NEVER,)
+        return not any(view in apart and is_below(one, path) for one, view in self.said.items())
 
 
 NO_POLICIES: Final = ViewPolicies({})

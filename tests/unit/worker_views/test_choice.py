@@ -79,6 +79,17 @@ def test_auto_takes_many_small_files_and_native_any() -> None:
     assert (chosen(large, {b"": AUTO}), chosen(large, {b"": NATIVE})) == ([], [b""])
 
 
+def test_what_is_native_is_covered_whether_auto_above_it_is_used_or_not() -> None:
+    """A view of `auto` ends when it is not used, and gives way to other data."""
+    said = {b"": AUTO, b"a/x": NATIVE}
+    assert chosen(counted(ENOUGH), said) == [b"a/x", b"a/y", b"b"]
+    assert chosen(counted(ENOUGH), said, ((b"a/x", NATIVE),)) == [b"a/y", b"b"]
+    assert not ViewPolicies(said).is_whole(b""), "a view of all that was made before ends"
+    assert chosen(counted(ENOUGH), {b"": NATIVE, b"a/x": AUTO}) == [b""]
+    policies = ViewPolicies({b"": AUTO, b"a": NATIVE})
+    assert too_wide(wide(MOST_DIRECTORIES).totals(), policies, ()) == []
+
+
 def test_one_tier_must_have_everything() -> None:
     counts = Counts(2, VIEW_LEAST_FILES)
     for number in range(2 * VIEW_LEAST_FILES):
