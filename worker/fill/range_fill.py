@@ -5,11 +5,12 @@ migrations and fill-behind use it. Read-ahead does not: it waits for nothing, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.pages import PageRange, range_bytes, split
 from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES
@@ -52,7 +53,8 @@ class RangeFill:
 
     async def run(self, first: int, end: int) -> None:
         """Fills the missing pages once, and waits for those that other fills claimed. Pages without
-        room stay missing. Raises the first error of a piece. Cancelled: pieces continue."""
+        room, also for another fill, stay missing. Raises the first error of a piece. Cancelled:
+        pieces continue."""
         entry = self._entry
         runs = [*entry.pages.missing(first, end, entry.inflight_bits)]
         for piece in (piece for run in runs for piece in split(*run, PIECE_PAGES)):
@@ -61,7 +63,8 @@ class RangeFill:
         await self._fewer_than(1)
         for page in range(first, end):
             if (future := entry.inflight.get(page)) is not None:
-                await asyncio.shield(future)
+                with contextlib.suppress(NoSpace):  # a reader's: this fill may make room
+                    await asyncio.shield(future)
 
     async def _claim(self, pages: PageRange) -> bool:
         """Claims the pages of a piece, except those that another fill has claimed. Returns False

@@ -7,8 +7,10 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import AccessDenied
@@ -26,8 +28,11 @@ from tests.unit.worker.rig import (
     until,
 )
 from worker.cache.cache import Cache
+from worker.fill.segment import Segment, no_room
+from worker.fill.segments import Segments
 from worker.loads.loader import Loader
 from worker.store.records import HELD_READ
+from worker.tier.admission import Admission
 
 SIZE = 100_000
 DAY_S = 86400.0
@@ -95,6 +100,45 @@ async def loading(rig: Rig) -> AsyncIterator[tuple[Cache, FakeMaster]]:
             yield worker, master
         finally:
             await loader.close()
+
+
+def test_a_file_does_not_fail_because_its_reader_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[S-load-failures] The cache refuses the reader, and the scratch area is full; the load, which
+    waits for the reader's fill, makes room."""
+    real_make, is_refused = Segments.make, asyncio.Event()
+
+    async def refuse(*_: Any) -> bool:
+        return False
+
+    async def make(segments: Segments, *args: Any, whole: bool = False, **rest: Any) -> Segment:
+        if whole:
+            await is_refused.wait()
+            raise no_room(in_memory=False, whole=True)
+        return await real_make(segments, *args, **rest)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        ino = rig.put(1, SIZE)
+        async with loading(rig) as (worker, master):
+            monkeypatch.setattr(Admission, "reserve", refuse)
+            monkeypatch.setattr(Admission, "reserve_nowait", lambda *_, **__: False)
+            monkeypatch.setattr(Segments, "make", make)
+            reading = asyncio.create_task(read(worker, ino))
+            await until(lambda: _users(worker) == [1])
+            job = asyncio.create_task(master.do([ino]))
+            await until(lambda: _users(worker) == [2])
+            is_refused.set()
+            assert await job == TaskResult(1, SIZE)
+            assert await reading == rig.data[ino]
+
+    run(script())
+
+
+def _users(worker: Cache) -> list[int]:
+    """Returns the numbers of users of the files that are being filled."""
+    return [entry.users for entry in only(worker)._catalog.entries() if entry.inflight]
 
 
 def test_small_files_take_one_request_each_and_are_complete_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from tests.unit.worker.rig import run
 from worker.fill.fetch import Piece
@@ -179,5 +179,22 @@ def test_it_waits_for_pages_that_another_fill_claimed_and_claims_none_of_them() 
         entry.settle(0)
         await task
         assert entry.pages.complete
+
+    run(script())
+
+
+def test_another_fill_without_room_leaves_its_pages_missing() -> None:
+    """A reader's, which found none beside a full cache."""
+
+    async def script() -> None:
+        filler, entry = FakeFiller(), new_entry()
+        entry.claim(0, 1, asyncio.get_running_loop())
+        task = await started(fill_of(filler, entry, limits(pieces=9)))
+        while filler.pieces:
+            filler.end()
+        await turns()
+        entry.settle(0, NoSpace("the scratch area is full"))
+        await task
+        assert [*entry.pages.missing(0, PAGES)] == [(0, 1)]
 
     run(script())
