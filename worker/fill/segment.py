@@ -35,8 +35,8 @@ class Segment:
 
     __slots__ = (
         "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "filling",
-        "first", "granted", "has_place", "key", "lent", "made_at_s", "ready_end", "start", "stop",
-        "used_at_s", "wanted_until_s",
+        "first", "granted", "has_place", "key", "lent", "ready_end", "start", "stop", "used_at_s",
+        "wanted_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +48,7 @@ class Segment:
         self.ready_end = self.first
         self.allocated_bytes = allocation(self.stop - self.start)
         self.checksums: list[int] = []  # of the pages that are written
-        self.made_at_s = self.used_at_s = now
+        self.used_at_s = now  # made, filled or copied
         self.fd = -1
         self.filling = True
         self.demanded = False  # a reader waits for it: it stays until the reader has it

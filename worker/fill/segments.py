@@ -297,7 +297,7 @@ class Segments:
             return None
         segment = self._add(want, (start, stop), page_span(start, stop - start), area)
         if not area.copied:
-            self._part_lent_at_s = segment.made_at_s
+            self._part_lent_at_s = segment.used_at_s
         return segment
 
     def _room(self, need_bytes: int, area: Area, *, gentle: bool) -> bool:
@@ -366,7 +366,7 @@ class Segments:
         now = self._context.monotonic()
         order = self._orders[area.in_memory]
         for segment in [*order.values()]:
-            unread = not segment.granted and segment.made_at_s > now - FRESH_S
+            unread = not segment.granted and segment.used_at_s > now - FRESH_S
             if (
                 segment.filling
                 or segment.wanted_until_s > now
@@ -424,6 +424,7 @@ class Segments:
         """Records the end of the segment's transfer. Releases the pages that it did not get, and
         drops an empty segment."""
         segment.filling = False
+        segment.used_at_s = self._context.monotonic()  # its reader gets to it from now on
         self._context.counters.scratch_fills += not segment.in_memory
         self._give_place_back(segment)
         self._forget_rest(segment)

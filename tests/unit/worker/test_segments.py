@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cachefs.core.errors import NoSpace
 from tests.unit.worker.rig import MIB, Rig, only, open_reader, read, run, until
 from worker.cache.cache import Cache
 from worker.fill import segments
@@ -193,6 +194,33 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
             assert [segment.dropped for segment in made] == [True, False, False]
             assert one.context.memory.segments_bytes == 2 * MIB
             held.filled(filling)
+
+    run(script())
+
+
+def test_what_took_long_to_come_is_fresh_when_it_has_come(tmp_path: Path) -> None:
+    """What is read ahead from a slow origin stays until its reader gets to it, in memory and in the
+    scratch area, also while others want its room."""
+
+    async def script() -> None:
+        async with Rig(tmp_path, 64 * MIB).worker() as worker:
+            one, held = only(worker), only(worker)._segments
+            memory, scratch = [
+                await held.make(bytes([n]) * 36, MIB, (0, 1), wait_s=0.0, in_memory=n == 0)
+                for n in range(2)
+            ]
+            for segment in (memory, scratch):
+                segment.fd, segment.ready_end = memory_file(MIB), 1
+                segment.used_at_s -= 2 * segments.FRESH_S
+                held.filled(segment)
+            one._watch.look()
+            full_bytes = one.contents.ledger.free_for_scratch
+            assert one.contents.take_scratch(full_bytes)
+            with pytest.raises(NoSpace):
+                await held.make(b"other" * 7 + b"!", MIB, (0, 1), wait_s=0.0)
+            assert not memory.dropped
+            assert not scratch.dropped
+            one.contents.free_scratch(full_bytes)
 
     run(script())
 
