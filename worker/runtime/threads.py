@@ -11,6 +11,7 @@ import asyncio
 import collections
 import contextlib
 import functools
+import logging
 import os
 import queue
 import threading
@@ -19,9 +20,13 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
 from cachefs.core.errors import Interrupted
+from worker.runtime.log_backoff import LogBackoff
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BEHIND_SHARE: Final = 0.75  # of the threads, for background calls
+START_AGAIN_S: Final = 0.5  # after the system had no thread left
 
 
 def _keep(result: Any) -> None:
@@ -139,6 +144,8 @@ class Threads:
         self._running: set[_Call] = set()
         self._lock = threading.Lock()  # no call is queued after `close`
         self._closed = False
+        self._lacks_threads = False  # another try to start one is scheduled
+        self._pace = LogBackoff()
         self.behind = BackgroundCalls(self, max(1, int(count * BEHIND_SHARE)))
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
@@ -172,12 +179,38 @@ class Threads:
                 return
         self._loop.call_soon(self._ended, done, None, Interrupted("the worker is closing"))
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Starts a thread. Returns False where the system has none left: the calls wait for those
+        that run, and for another try."""
         name = f"{self._name}-{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError as err:
+            self._threads.remove(thread)
+            self._start_later(err)
+            return False
         self._live += 1
-        thread.start()
+        return True
+
+    def _start_later(self, error: RuntimeError) -> None:
+        if not self._lacks_threads:
+            self._lacks_threads = True
+            self._loop.call_later(START_AGAIN_S, self._start_again)
+            if self._pace.is_due(time.monotonic()):
+                log.warning("%s: %s; trying again", self._name, error)
+
+    def _start_again(self) -> None:
+        self._lacks_threads = False
+        with self._lock:
+            self._start_missing()
+
+    def _start_missing(self) -> None:
+        """Starts threads for the calls that wait. The caller holds the lock."""
+        while self._waiting > self._live < self._most and not self._closed:
+            if not self._start():
+                return
 
     @property
     def has_room(self) -> bool:
@@ -197,8 +230,7 @@ class Threads:
             self._live -= 1
             self._calls.put(None)
         with self._lock:
-            while self._waiting > self._live < self._most and not self._closed:
-                self._start()
+            self._start_missing()
         self.behind.count_out(self._most - self._count)
 
     def close(self, wait_s: float) -> bool:

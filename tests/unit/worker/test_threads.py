@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from cachefs.core.errors import Interrupted
+from worker.runtime import threads
 from worker.runtime.threads import LoopCallbackQueue, Threads
 
 
@@ -63,6 +64,31 @@ def test_nobody_waits_for_a_call_that_comes_after_the_end(calls_before: int) -> 
             await asyncio.wait_for(pool.run(lambda: "done"), 5.0)
 
     asyncio.run(script())
+
+
+def test_calls_wait_until_the_system_has_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the pool has as many as before: the calls wait for each other."""
+    real_start, refused = threading.Thread.start, list[str]()
+
+    def start(thread: threading.Thread) -> None:
+        if len(refused) < 3:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        real_start(thread)
+
+    monkeypatch.setattr(threads, "START_AGAIN_S", 0.01)
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    async def script() -> None:
+        pool = Threads("test", 2, LoopCallbackQueue(asyncio.get_running_loop()))
+        both = threading.Barrier(2)
+        calls = [pool.run(both.wait, 20.0) for _ in range(2)]
+        assert len(refused) == 2
+        assert sorted(await asyncio.wait_for(asyncio.gather(*calls), 30.0)) == [0, 1]
+        assert pool.close(5.0)
+
+    asyncio.run(script())
+    assert len(refused) == 3
 
 
 def test_there_is_room_while_a_thread_is_left() -> None:
