@@ -17,7 +17,13 @@ from cachefs.core.errors import Unreachable
 from connectors.deadline import LEAST_BYTES_PER_S
 from connectors.fetch.exchange import Exchange
 from connectors.fetch.multi import Ended, Multi, close_handles
-from connectors.fetch.request import AT_ONCE, NO_NEW_CONNECTIONS, HttpRequest, NewConnections
+from connectors.fetch.request import (
+    AT_ONCE,
+    NO_NEW_CONNECTIONS,
+    NOT_SENT,
+    HttpRequest,
+    NewConnections,
+)
 
 BODY_BYTES: Final = 1 << 20  # the largest file
 ROOM_BYTES: Final = 16 << 20  # of all buffers; reads wait for those in use
@@ -28,8 +34,9 @@ ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size sha
 EVENTS_AT_ONCE: Final = 16  # of sockets: TLS takes 0.1 ms for the body of one, and others wait
 
 OnReadEnded = Callable[[memoryview | None, int, str, NewConnections], None]
-"""Receives the body, or None; how many bytes of it arrived; the code of the error, or ""; the
-connections that the read made. The receiver returns the body with `give_back`. Must not raise."""
+"""Receives the body, or None; how many bytes of it arrived; the code of the error, `NOT_SENT` or
+""; the connections that the read made. The receiver returns the body with `give_back`. Must not
+raise."""
 
 
 def _limits() -> Iterable[tuple[int, int]]:
@@ -121,6 +128,15 @@ class BatchReader:
             return taken(body, received_bytes, "", made)
         self.give_back(body)
         taken(None, received_bytes, error, made)
+        if error == Unreachable.code:
+            self._leave_waiting()
+
+    def _leave_waiting(self) -> None:
+        """Ends the reads that have not begun. Those of a silent source would fail one round after
+        another, and those of other sources would wait behind them."""
+        waiting, self._waiting = self._waiting, collections.deque()
+        for _, taken in waiting:
+            taken(None, 0, NOT_SENT, NO_NEW_CONNECTIONS)
 
     def _take_buffer(self, size_bytes: int) -> bytearray:
         buffer = self._buffers.pop() if self._buffers else bytearray()

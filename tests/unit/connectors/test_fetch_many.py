@@ -3,6 +3,7 @@ does not go well is given back, and all is bounded."""
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import random
@@ -14,11 +15,11 @@ from collections.abc import Iterator
 import pycurl
 import pytest
 
-from cachefs.core.errors import BY_CODE
+from cachefs.core.errors import BY_CODE, Unreachable
 from connectors.fetch import batch_reader as many_module
 from connectors.fetch import exchange
 from connectors.fetch.batch_reader import BODY_BYTES, ROOM_BYTES, BatchReader
-from connectors.fetch.request import AT_ONCE, HttpRequest, NewConnections, parse_head
+from connectors.fetch.request import AT_ONCE, NOT_SENT, HttpRequest, NewConnections, parse_head
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.raw_http import (
     LIMIT_S,
@@ -209,6 +210,33 @@ def test_given_back_after_silence(
     raw.script = lambda came: not go_on.wait(LIMIT_S)
     assert reads.read(get(raw, "/f/10")) is None
     go_on.set()
+
+
+def test_what_waits_behind_a_silent_server_is_left_to_threads(
+    raw: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the reads of other servers would wait until all of its reads have failed."""
+    monkeypatch.setattr(many_module, "ROOM_BYTES", many_module.ROUND_BYTES)
+    raw.script = lambda came: came.target == "/good/10" and answer(came)
+    many, ends = BatchReader(), dict[str, str]()
+
+    def taken(
+        target: str, body: memoryview | None, came: int, code: str, made: NewConnections
+    ) -> None:
+        assert body is None
+        ends[target] = code
+
+    for target in ("/silent/10", "/waits/10", "/good/10"):
+        many.start(get(raw, target), functools.partial(taken, target))
+    while len(ends) < 3:
+        many.turn(LIMIT_S)
+    many.close()
+    assert ends == {
+        "/silent/10": Unreachable.code,
+        "/waits/10": NOT_SENT,
+        "/good/10": NOT_SENT,
+    }
+    assert raw.requests == ["/silent/10"]
 
 
 def test_a_length_beyond_the_range_is_not_awaited(
