@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.errors import CacheFSError, NoSpace, lacks_descriptors
 from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import PageMap, PageRange, page_count, page_span, split
@@ -129,7 +129,7 @@ class ReadService:
             try:
                 return await self._grant(handle, offset, size_bytes)
             except OSError as err:
-                if handle.past_tier:
+                if handle.past_tier or lacks_descriptors(err):
                     raise
                 self._catalog.disk_fault(err)
                 handle.past_tier = True

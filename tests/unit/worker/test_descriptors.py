@@ -11,7 +11,7 @@ import pytest
 
 from cachefs.core.errors import BadConfig, TooManyOpenFiles
 from tests.services.descriptors import no_descriptor_left
-from tests.unit.worker.rig import MIB, Rig, read, run, until
+from tests.unit.worker.rig import MIB, Rig, open_reader, read, run, until
 from worker.runtime import process_limits
 
 
@@ -37,6 +37,29 @@ def test_a_lack_of_descriptors_is_no_fault_of_the_disk(tmp_path: Path, size_byte
             for ino in (2, 3):
                 assert await read(worker, ino) == rig.data[ino]
             await until(lambda: rig.name(3) in rig.published())
+
+    run(script())
+
+
+def test_an_open_file_is_read_from_the_cache_once_there_are_descriptors_again(
+    tmp_path: Path,
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 200 * MIB)
+        rig.put(1, 12 * MIB)
+        async with rig.worker() as worker:
+            readers = [await open_reader(worker, 1)]
+            start = rig.data[1][:4096]
+            assert await readers[0].at(0, 4096) == start
+            with no_descriptor_left():
+                readers.append(await open_reader(worker, 1))
+                with pytest.raises(OSError, match="Too many open files"):
+                    await readers[1].at(0, 4096)
+            fetched_bytes = rig.origin.script.body_bytes
+            assert await readers[1].at(0, 4096) == start
+            assert rig.origin.script.body_bytes == fetched_bytes
+            for reader in readers:
+                reader.close()
 
     run(script())
 
