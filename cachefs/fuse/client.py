@@ -70,6 +70,8 @@ class Client:
         self.record = MountRecordWriter(self.home, self._record)
         self.stopping = trio.Event()
         self.on_leave: Callable[[], None] = lambda: None  # leaves a deposited mount to a successor
+        # Tells a new server of the mount; a session of the transport `kernel` does so by itself.
+        self.tell_facts: Callable[[], None] = lambda: None
         self.runs = _runs(spec)
         self.covers: Covers | None = None  # for a mount that may have some
         if can_cover(spec):
@@ -160,6 +162,7 @@ class Client:
 
     def _on_reconnected(self, vfs: Vfs, attached: m.Attached) -> None:
         vfs.on_reconnected(attached)
+        self.tell_facts()
         if self.covers is not None:
             self.covers.distrusted()
 

@@ -45,7 +45,8 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
         except RuntimeError as err:
             raise cannot_mount(spec.mountpoint, said()) from err
     device = mounting.device_at(spec.mountpoint)
-    conn.post(m.MountFacts("pyfuse3", False, WHY_NOT))
+    client.tell_facts = lambda: conn.post(m.MountFacts("pyfuse3", False, WHY_NOT))
+    client.tell_facts()
     try:
         async with trio.open_nursery() as nursery:
             await client.start_tasks(nursery, vfs, device)

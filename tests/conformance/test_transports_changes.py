@@ -261,6 +261,15 @@ def test_uses_are_reported(mounted: Mounted) -> None:
         assert sum(report.hit_bytes for report in used) >= len(FILES["warm"])
 
 
+def test_each_server_hears_how_the_mount_is_served(mounted: Mounted) -> None:
+    mounted.node.wait_asked(m.MountFacts)
+    mounted.node.cut()
+    heard = len(mounted.node.asked(m.MountFacts))
+    mounted.node.wait_asked(m.MountFacts, heard + 1)
+    kinds = {facts.transport for facts in mounted.node.asked(m.MountFacts)}
+    assert kinds == {mounted.transport.partition(" ")[0]}
+
+
 def test_handles_are_released(mounted: Mounted) -> None:
     for _ in range(3):
         assert (mounted.path / "d/partial").read_bytes() == BIG
