@@ -27,7 +27,12 @@ class Errnos:
         self._lack_logged_at_s = -math.inf
 
     def of(self, request: str, err: Exception) -> int:
-        """Returns the errno (> 0) for an exception of a request, and logs the exception."""
+        """Returns the errno (> 0) for an exception of a request, and logs the exception. EMFILE
+        becomes ENFILE: the limit of this process is none of the caller's."""
+        number = self._logged(request, err)
+        return errno.ENFILE if number == errno.EMFILE else number
+
+    def _logged(self, request: str, err: Exception) -> int:
         if isinstance(err, CacheFSError):
             level = logging.WARNING if err.errno == errno.EIO else logging.DEBUG
             log.log(level, "%s: %s", request, err.one_line())
