@@ -71,6 +71,8 @@ class Attempts:
                 piece.ask_peers()
             attempt += 1
             await asyncio.sleep(pause or 0.0)
+            if not piece.unsettled:  # it was given up meanwhile
+                raise error
 
     async def _once(
         self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]

@@ -235,9 +235,9 @@ class Filler:
         entry = piece.entry
         self._pieces.discard(piece)
         piece.settle_all(error)
-        self._uncount(piece)
-        if error is None:
+        if error is None and piece.is_counted:  # else it was given up
             self._count_time(piece)
+        self._uncount(piece)
         if piece.room_bytes:
             self._space.release(piece.room_bytes, piece.entry)
         entry.busy_pieces -= 1
@@ -275,6 +275,7 @@ class Filler:
         for piece in [*self._pieces]:
             if not piece.past:
                 piece.settle_all()
+                self._uncount(piece)
                 piece.tell_ended()
         self._stalls.leave_tier()
         self._supply.downloads.end_processes()

@@ -21,6 +21,7 @@ from tests.unit.worker import rig
 from tests.unit.worker.rig import NAMESPACE, Rig, only, run
 from tests.unit.worker_tiers.rig import come_back, leave
 from worker.cache.cache import Cache
+from worker.fill import attempts
 from worker.fill.segments import MOST_FILLING
 from worker.fill.source import OriginBody, OriginSource, Purpose, SourceBody
 from worker.fill.stalls import GRACE_S, MOST_STUCK, PAGE_LIMIT_S
@@ -193,6 +194,9 @@ def test_a_load_into_a_tier_that_is_lost_ends(tmp_path: Path) -> None:
             leave(only(worker))
             for ended in await asyncio.gather(*loading, return_exceptions=True):
                 assert isinstance(ended, Unavailable)
+            assert only(worker)._filler._running, "a thread is in its request"
+            assert only(worker)._filler._background == 0, "others may be read ahead"
+            assert only(worker).context.counters.fills_in_flight == 0
             source.go_on.set()
             come_back(only(worker))
             await rig.recorded(worker)
@@ -203,6 +207,31 @@ def test_a_load_into_a_tier_that_is_lost_ends(tmp_path: Path) -> None:
         run(script())
     finally:
         source.go_on.set()
+
+
+def test_a_fill_that_is_given_up_between_two_requests_sends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is left in the pause: the thread of another request would hang there."""
+    made = Rig(tmp_path, 64 << 20)
+    ino = made.put(1, 300_000)
+    made.origin.script.fail("read", None, Unreachable("the body broke off"))
+
+    async def script() -> None:
+        async with made.worker() as worker:
+
+            def pause_s(*_: object, **__: object) -> float:
+                asyncio.get_running_loop().call_soon(leave, only(worker))
+                return 0.0
+
+            monkeypatch.setattr(attempts, "pause_s", pause_s)
+            with pytest.raises(Unavailable):
+                await fetch(worker, NAMESPACE, ino)
+            await rig.until(lambda: not only(worker)._filler._pieces)
+            assert made.origin.script.calls["read"] == 1
+            come_back(only(worker))
+
+    run(script())
 
 
 def test_a_segment_that_was_given_up_has_no_place_among_those_that_are_filled(
