@@ -157,10 +157,10 @@ def test_a_complete_directory_is_covered_and_nothing_else(tmp_path: Path) -> Non
             await it.policy(b"train", "auto")
             await it.read(b"train/a")
             await it.read(b"other")
-            reads = origin.script.calls["open"]
+            reads = origin.script.calls["read"]
             assert await it.covered(b"train/a", b"other") == [b"train/a"]
             assert it.mount.trees() == {b"train/a": await it.one.expected(b"train/a")}
-            assert origin.script.calls["open"] == reads  # nothing was loaded for it
+            assert origin.script.calls["read"] == reads  # nothing was loaded for it
             await it.read(b"train")
             assert await it.covered(b"train/b") == [b"train"]  # the higher one takes its place
             assert it.mount.trees() == {b"train": await it.one.expected(b"train")}

@@ -358,11 +358,11 @@ def test_covers_outlive_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             await one.freeze(b"train")
             kept, one.mounts[0].covers = one.mounts[0].covers, {}
         async with node(tmp_path, origin) as one:
-            reads = origin.script.calls["open"]
+            reads = origin.script.calls["read"]
             mount = await one.mount("/m", kept)
             await one.covered(b"train")
             assert mount.trees() == {b"train": await one.expected(b"train")}
-            assert (mount.laid, origin.script.calls["open"]) == (0, reads)
+            assert (mount.laid, origin.script.calls["read"]) == (0, reads)
             origin.put(b"train/c1/f1", b"new")
             await one.sync(b"train")
             assert not mount.covers

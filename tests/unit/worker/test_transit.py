@@ -295,7 +295,7 @@ def test_files_that_vanish_or_fail_stop_nothing(tmp_path: Path) -> None:
         gone, failing = inos[3:20:4], inos[5]
         for ino in gone:
             del rig.space.origins[ino]
-        rig.origin.script.fail("open", b"dir/%d" % failing, Unreachable("down"), 1)
+        rig.origin.script.fail("read", b"dir/%d" % failing, Unreachable("down"), 1)
         announce(watched.ahead, inos)
         await until(lambda: watched.ahead.files >= 40)
         for ino in inos:
