@@ -236,6 +236,14 @@ class Cache:
         (`busy_files`). Raises Unavailable when no tier is in service, or an index cannot be
         written; tiers out of service have nothing that could be read."""
         wanted = [*contents]
+        total = await self._free(wanted)
+        tiers = self._tiers.in_service()
+        again = [one for one in wanted if any(tier.may_have(one.key) for tier in tiers)]
+        if len(tiers) > 1 and again:  # a move has brought them to a tier after its turn
+            total += await self._free(again)
+        return total
+
+    async def _free(self, wanted: Sequence[ContentId]) -> FreedCounts:
         total = FreedCounts()
         tiers = self._tiers.in_service()
         failed: CacheFSError | None = None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from worker.cache.tier import Tier
 from worker.cache.tier_choice import PROMOTE_USES, Held
 from worker.store import filesystem
 from worker.tier import demotion
+from worker.tier.freed_counts import FreedCounts
 
 SMALL = 110 << 10
 AT_ONCE_S = 10.0  # on a busy machine; who waits for the slow tier waits for ever
@@ -102,6 +104,37 @@ def test_what_is_opened_often_moves_up_and_comes_from_no_origin(tmp_path: Path) 
             assert status["tier_bytes"] == 10 * MIB + 5
             assert status["peer_bytes"] == 0
             assert not tiers._moves._doubled
+
+    run(script())
+
+
+def test_what_moves_while_it_is_freed_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to the faster tier when that one has dropped what it had."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB)
+        async with rig.tiers() as tiers:
+            await fetch(tiers, NAMESPACE, filler)
+            await fetch(tiers, NAMESPACE, ino)
+            await tiers.free([rig.content(filler)])
+            slow = tiers._tiers.running[1]
+            free, turns = slow.free, list[int]()
+
+            async def free_late(contents: Iterable[ContentId]) -> FreedCounts:
+                turns.append(1)
+                if len(turns) == 1:
+                    await promoted(tiers, ino)
+                    assert rig.in_tier(0) == {ino}
+                return await free(contents)
+
+            monkeypatch.setattr(slow, "free", free_late)
+            freed = await tiers.free([rig.content(ino)])
+            assert (freed.files, freed.busy_files) == (1, 0)
+            assert rig.in_tier(0) | rig.in_tier(1) == set()
+            assert await tiers.cached_bytes(rig.content(ino)) == 0
 
     run(script())
 
