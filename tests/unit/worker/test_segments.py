@@ -14,6 +14,7 @@ import pytest
 
 from cachefs.core.errors import NoSpace
 from tests.unit.worker.rig import MIB, Rig, only, open_reader, read, run, until
+from worker.cache import tier as tier_module
 from worker.cache.cache import Cache
 from worker.fill import segments
 from worker.fill.segment import memory_file
@@ -125,6 +126,8 @@ def test_fills_that_hang_with_the_disk_keep_no_place(
 ) -> None:
     """Two fills hang, and two wait for their places; the disk is left then."""
     monkeypatch.setattr(segments, "MOST_FILLING", 2)
+    # The tier is out of service at its end, and its threads need longer on a busy machine.
+    monkeypatch.setattr(tier_module, "HANGING_WAIT_S", tier_module.CLOSE_WAIT_S)
 
     async def script() -> None:
         rig = Rig(tmp_path, 256 * MIB)

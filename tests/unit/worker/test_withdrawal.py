@@ -13,6 +13,7 @@ import pytest
 
 from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, run, until
+from worker.cache import tier as tier_module
 from worker.store import filesystem, removal
 from worker.store.directory import TierDirectory
 from worker.store.lookup import lookup_content
@@ -101,7 +102,12 @@ def test_an_eviction_that_is_not_committed_publishes_again_what_is_trusted(tmp_p
     run(script())
 
 
-def test_an_eviction_that_waited_does_not_begin_in_a_tier_out_of_service(tmp_path: Path) -> None:
+def test_an_eviction_that_waited_does_not_begin_in_a_tier_out_of_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It stays out of service, and its threads need longer on a busy machine.
+    monkeypatch.setattr(tier_module, "HANGING_WAIT_S", tier_module.CLOSE_WAIT_S)
+
     async def script() -> None:
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
