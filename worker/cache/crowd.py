@@ -43,8 +43,7 @@ class Crowd:
         assert entry is not None
         span = part_of(offset, size_bytes, entry.size)
         for _ in range(ATTEMPTS):
-            if entry.failed is not None:
-                raise entry.failed
+            entry.raise_failed()
             part = self._new(entry, span)
             self._filler.start(part)
             try:

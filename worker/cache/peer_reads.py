@@ -229,8 +229,7 @@ class TierServing:
 
 def _may_continue(entry: Entry) -> bool:
     """Returns True. Raises the error of the file."""
-    if entry.failed is not None:
-        raise entry.failed
+    entry.raise_failed()
     return True
 
 

@@ -209,8 +209,7 @@ class ReadService:
                 return
             future = entry.inflight.get(page)
             if future is None:
-                if entry.failed is not None:
-                    raise entry.failed
+                entry.raise_failed()
                 self._filler.claim(entry, page, page + 1, past=past)
                 future = entry.inflight[page]
             with contextlib.suppress(NoRoomForAll):
@@ -304,7 +303,7 @@ class ReadService:
                     return
                 raise NotHere("it is on its way here from another worker")
             if entry.failed is not None and not self._filler.is_here(entry, page, past=past):
-                raise entry.failed
+                entry.raise_failed()
 
     async def _came_by(self, entry: Entry, page: int, epoch: int) -> bool:
         """Waits for the fill of a page, if there is one. Returns False if readers here wait for
@@ -363,5 +362,5 @@ class ReadService:
             future = entry.inflight.get(page)
             if future is not None:
                 await asyncio.shield(future)
-            elif entry.failed is not None and not entry.pages.has(page):
-                raise entry.failed
+            elif not entry.pages.has(page):
+                entry.raise_failed()

@@ -322,8 +322,7 @@ class Filler:
                 first = max(entry.pages.run_end(piece.first), piece.first)
                 self._space.release(piece.room_bytes, piece.entry)
                 piece.room_bytes = 0
-        if entry.failed is not None:
-            raise entry.failed
+        entry.raise_failed()
         while first < piece.end and not piece.cache_only and piece.unsettled:
             first = await self._into_segment(piece, first)
 

@@ -119,6 +119,12 @@ class Entry:
             future.set_exception(error)
             future.exception()  # perhaps no caller waits: that is no mistake
 
+    def raise_failed(self) -> None:
+        """Raises the error of the file, if it has one, without the frames of those that got it
+        before: it would keep them as long as the file is open."""
+        if self.failed is not None:
+            raise self.failed.with_traceback(None)
+
     def lacks_records(self, first: int, end: int) -> bool:
         """Returns whether cached pages of [first, end) are to be submitted to the index."""
         return any(first <= page < end for page in self.unrecorded)
