@@ -224,6 +224,9 @@ class Filler:
             pass  # each waiting reader now sends its request to all sources
         except CacheFSError as err:  # without room, a background fill ends without an error
             error = None if piece.background and isinstance(err, NoSpace) else err
+        except Exception as err:  # its traceback is logged; no reader sends the request again
+            error = CacheFSError(f"internal error: {type(err).__name__}", path=path_of(entry))
+            raise
         finally:
             if not piece.unsettled:
                 error = None  # the fill was given up: no reader waits

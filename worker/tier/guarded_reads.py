@@ -3,6 +3,7 @@ hangs blocks only them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import queue
 import threading
@@ -80,7 +81,8 @@ class DiskReader:
                 return function()
             if not self._begin(call):
                 discard(None)
-                raise GivenUp(errno.ESHUTDOWN, "the worker is closing")
+                cause = "the worker is closing" if self._closed else "no thread is left"
+                raise GivenUp(errno.ESHUTDOWN, cause)
             call.done.wait(CALL_S)
             return call.result()
         finally:
@@ -92,11 +94,15 @@ class DiskReader:
                 return False
             if len(self._threads) < MOST_THREADS and not self._idle.acquire(blocking=False):
                 name = f"tier-read-{len(self._threads)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._calls.put(call)
-        return True
+                self._start(threading.Thread(target=self._work, name=name, daemon=True))
+            if self._threads:
+                self._calls.put(call)
+        return bool(self._threads)
+
+    def _start(self, thread: threading.Thread) -> None:
+        with contextlib.suppress(RuntimeError):  # the system has none left
+            thread.start()
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

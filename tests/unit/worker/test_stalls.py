@@ -4,6 +4,7 @@ next reader's request is a new one."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cachefs.core.errors import Unavailable, Unreachable
+from cachefs.core.errors import CacheFSError, Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES, Origin
 from connectors.deadline import NEVER_S, until
 from tests.services.loading import fetch
@@ -232,6 +233,40 @@ def test_a_fill_that_is_given_up_between_two_requests_sends_no_other(
             come_back(only(worker))
 
     run(script())
+
+
+class _Broken(OriginSource):
+    """Raises what no connector should."""
+
+    def __init__(self, origin: MemoryConnector) -> None:
+        super().__init__(lambda namespace, key: origin)
+        self.calls = 0
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        self.calls += 1
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_a_bug_of_a_source_is_an_error_at_once(tmp_path: Path, is_small: bool) -> None:
+    """[S-errors] Of one request: it was taken for a lack of room, after 64 of them."""
+    made = Rig(tmp_path, 64 << 20)
+    ino = made.put(1, 300_000 if is_small else 20 * PAGE_BYTES)
+    source, logged = _Broken(made.origin), list[object]()
+
+    async def script() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: logged.append(context["exception"]))
+        async with made.worker(source) as worker:
+            with pytest.raises(CacheFSError, match="internal error: ZeroDivisionError") as caught:
+                await rig.read(worker, ino)
+            assert caught.value.errno == errno.EIO
+
+    run(script())
+    assert source.calls == 1
+    assert [type(one) for one in logged] == [ZeroDivisionError]
 
 
 def test_a_segment_that_was_given_up_has_no_place_among_those_that_are_filled(

@@ -100,6 +100,24 @@ def test_what_is_under_way_can_be_seen() -> None:
     reader.close()
 
 
+def test_without_a_thread_the_disk_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes come from the next source, until the system has threads again."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reader, disk = DiskReader(), tier()
+    discarded: list[int | None] = []
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(GivenUp):
+            reader.call(disk, lambda: 7, discarded.append)
+    assert discarded == [None]
+    assert reader.call(disk, lambda: 7, ignore) == 7
+    assert disk.outside == set()
+    reader.close()
+
+
 def test_nothing_begins_after_the_end() -> None:
     reader, disk = DiskReader(), tier(in_memory=True)
     reader.close()
