@@ -18,6 +18,7 @@ from cachefs.core import messages as m
 from tests.conformance.transports import LIMIT_S, Mounted
 from tests.conformance.tree import FILES
 from tests.services.processes import wait_until
+from tests.services.unmounting import unmount
 from tests.unit.fuse.fake_node import NAMESPACE
 
 BIG = FILES["partial"]
@@ -179,7 +180,7 @@ def test_detach_ends_it_even_when_busy(mounted: Mounted) -> None:
 @pytest.mark.parametrize("command", [["umount"], ["umount", "-l"], ["fusermount3", "-u"]])
 def test_the_system_unmounts_it(mounted: Mounted, command: list[str]) -> None:
     assert (mounted.path / "d/warm").read_bytes() == FILES["warm"]
-    subprocess.run([*command, str(mounted.path)], check=True)
+    unmount(mounted.path, command)
     assert mounted.ended() == 0
     assert not list((mounted.home / "mounts").iterdir())
     assert mounted.complaints() == []

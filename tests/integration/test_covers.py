@@ -23,6 +23,7 @@ from cachefs.launcher.state import StateHome
 from tests.integration.conftest import Node, is_mounted
 from tests.services.namespaces import with_mount
 from tests.services.processes import is_running, stop, wait_until
+from tests.services.unmounting import unmount
 
 HERE = Path(__file__).parent
 FILES = 60
@@ -183,7 +184,7 @@ def test_a_cover_below_the_root_returns_after_a_kill(
 def kill(node: Node, mnt: Path, role: str) -> None:
     """Kills the process of a role, and waits for its successor: a mount whose client and supervisor
     die together ends."""
-    pid = pids(node, mnt)[role]
+    pid = wait_until(lambda: pids(node, mnt).get(role), f"a {role}")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pids(node, mnt).get(role, pid) != pid, f"a successor of the {role}")
     wait_until(lambda: len(pids(node, mnt)) == len(ROLES), f"all processes run after the {role}")
@@ -242,7 +243,7 @@ def everything_ended(mnt: Path, pids: set[int]) -> bool:
 def test_others_unmount(node: Node, mnt: Path, path: str, how: str) -> None:
     freeze(node, mnt / path)
     pids = {process["pid"] for process in node.processes(mnt)}
-    subprocess.run([*UNMOUNTS[how], mnt], check=True)
+    unmount(mnt, UNMOUNTS[how])
     wait_until(lambda: everything_ended(mnt, pids), "the mount ends with its covers")
 
 

@@ -8,16 +8,27 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from cachefs.launcher.state import read_pointer
+from cachefs.core.model import UfsSpec
+from cachefs.launcher.processes import client_log
+from cachefs.launcher.state import StateHome, read_pointer
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
 from tests.services.commands import CACHEFS
 from tests.services.namespaces import with_mount
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import (
+    children,
+    is_running,
+    next_child,
+    stop,
+    wait_until,
+    waits,
+)
 from tests.services.proxy import FaultProxy
+from tests.services.unmounting import unmount
 
 MIB = 1 << 20
 
@@ -121,7 +132,7 @@ def test_umount_by_the_system_ends_everything(node: Node, bucket: Bucket) -> Non
     bucket.put("a", b"x")
     for command in (["umount"], ["umount", "-l"], ["fusermount3", "-u"]):
         mounted = node.mount(bucket.url, *bucket.options)
-        _end(node, mounted, lambda c=command, m=mounted: subprocess.run([*c, m], check=True))
+        _end(node, mounted, lambda c=command, m=mounted: unmount(m, c))
 
 
 def test_lazy_umount_lets_an_open_file_finish(node: Node, bucket: Bucket) -> None:
@@ -283,23 +294,37 @@ def test_killed_in_the_middle_of_a_fill(node: Node, bucket: Bucket, proxy: Fault
     node.umount(mounted)
 
 
+class Start(NamedTuple):
+    """`cachefs mount` before the start of its client, which begins with `go_on`."""
+
+    command: subprocess.Popen[str]
+    server: int
+    go_on: Callable[[], None]
+
+
 @contextlib.contextmanager
-def starting(
-    node: Node, source: Path, mountpoint: Path
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`cachefs mount` that has just started its client, and the pid of the server."""
+def starting(node: Node, source: Path, mountpoint: Path) -> Iterator[Start]:
+    """Starts `cachefs mount`, and holds it up once its server runs: what its client writes to
+    standard error goes into a named pipe, which opens when the test reads it."""
     node.mountpoints.append(mountpoint)
-    with subprocess.Popen(
-        [str(CACHEFS), "mount", f"file://{source}", str(mountpoint)],
-        env=node.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as command:
-        logs = wait_until(lambda: [*node.state.glob("sources/*/log/client-*.err")], "a client")
-        pointer = read_pointer(logs[0].parents[1])
+    home, spec = StateHome(str(node.state)), UfsSpec(f"file://{source}")
+    errors = Path(client_log(home, spec, str(mountpoint))).with_suffix(".err")
+    os.mkfifo(errors)
+    line = [str(CACHEFS), "mount", spec.url, str(mountpoint)]
+    with contextlib.ExitStack() as stack:
+        pipes: dict[str, Any] = dict.fromkeys(["stdout", "stderr"], subprocess.PIPE)
+        command = subprocess.Popen(line, env=node.environment, text=True, **pipes)
+        stack.enter_context(command)
+        stack.callback(command.kill)
+
+        def go_on() -> None:
+            stack.callback(os.close, os.open(errors, os.O_RDONLY))
+            errors.unlink()
+
+        wait_until(lambda: "fifo_open" in waits(command.pid), "the client is next")
+        pointer = read_pointer(home.source_dir(spec))
         assert pointer is not None
-        yield command, pointer.pid
+        yield Start(command, pointer.pid, go_on)
 
 
 def test_a_server_that_is_killed_before_the_client_connects_is_replaced(
@@ -309,10 +334,11 @@ def test_a_server_that_is_killed_before_the_client_connects_is_replaced(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a").write_bytes(b"x")
     mountpoint = node.mountpoint()
-    with starting(node, tmp_path / "source", mountpoint) as (command, server):
-        os.kill(server, signal.SIGKILL)
-        said, errors = command.communicate(timeout=60)
-    assert (command.returncode, errors) == (0, ""), said
+    with starting(node, tmp_path / "source", mountpoint) as start:
+        os.kill(start.server, signal.SIGKILL)
+        start.go_on()
+        said, errors = start.command.communicate(timeout=60)
+    assert (start.command.returncode, errors) == (0, ""), said
     assert (mountpoint / "a").read_bytes() == b"x"
     node.umount(mountpoint)
 
@@ -322,10 +348,16 @@ def test_what_a_terminated_command_has_started_ends_with_it(node: Node, tmp_path
     node.allowed_log.append(r"client")  # the server may end before it has connected
     (tmp_path / "source").mkdir()
     mountpoint = node.mountpoint()
-    with starting(node, tmp_path / "source", mountpoint) as (command, server):
-        command.terminate()
-        assert command.wait(60)
-    assert not is_running(server)
+    with starting(node, tmp_path / "source", mountpoint) as start:
+        stop(start.server)  # the mount does not come before the signal
+        before = children(start.command.pid)
+        start.go_on()
+        client = next_child(start.command.pid, before)
+        start.command.terminate()
+        os.kill(start.server, signal.SIGCONT)
+        assert start.command.wait(60)
+    assert not is_running(client)
+    assert not is_running(start.server)
     assert not is_mounted(mountpoint)
 
 
@@ -333,13 +365,10 @@ def test_commands_at_the_same_time_mount_once(node: Node, tmp_path: Path) -> Non
     """[S-one-mount]"""
     (tmp_path / "source").mkdir()
     mountpoint = node.mountpoint()
-    with starting(node, tmp_path / "source", mountpoint) as (command, server):
-        os.kill(server, signal.SIGSTOP)
-        try:
-            refused = node.fails("mount", f"file://{tmp_path}", mountpoint)
-        finally:
-            os.kill(server, signal.SIGCONT)
-        assert command.wait(60) == 0
+    with starting(node, tmp_path / "source", mountpoint) as start:
+        refused = node.fails("mount", f"file://{tmp_path}", mountpoint)
+        start.go_on()
+        assert start.command.wait(60) == 0
     assert "another command mounts there" in refused
     node.umount(mountpoint)
     assert not is_mounted(mountpoint)

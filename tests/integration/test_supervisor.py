@@ -30,6 +30,7 @@ from tests.integration.dataset import body
 from tests.services.commands import CACHEFS
 from tests.services.namespaces import with_fuse_device
 from tests.services.processes import is_running, wait_until
+from tests.services.unmounting import unmount
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -478,7 +479,7 @@ def test_foreground_ends_with_the_mount(
     pids = mounted.everybody()
     line = mounted.node.fails("mount", "--upgrade", mounted.path)
     assert "runs in the foreground" in line
-    subprocess.run(["umount", mounted.path], check=True)
+    unmount(mounted.path)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0
     mounted.nothing_is_left(pids)
