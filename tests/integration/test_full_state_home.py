@@ -72,7 +72,7 @@ def test_a_server_is_started_again_though_the_state_home_is_full(
         number = 2 if _ == 0 else 3
         assert (mnt / f"f{number}").read_bytes() == b"%d" % number * 1000
         assert time.monotonic() - since < QUICK_S
-    assert "state home" in node.logs()
+    wait_until(lambda: "state home" in node.logs(), "the log says so")
     ballast.unlink()
 
 

@@ -226,7 +226,7 @@ def test_access_denied_is_eacces_and_expired_credentials_say_so(
     proxy.script(expired_credentials(), method="GET", key="^b$", times=None)
     assert read_error(mounted / "a") == errno.EACCES
     assert read_error(mounted / "b") == errno.EACCES
-    assert "expired" in node.logs().lower()
+    wait_until(lambda: "expired" in node.logs().lower(), "the log says so")
 
 
 def test_other_failures_are_eio_after_the_deadline_with_one_line(
@@ -239,8 +239,11 @@ def test_other_failures_are_eio_after_the_deadline_with_one_line(
     node.allowed_log.append(r"dir/a")
     proxy.script(status(500), method="GET", key="dir/a", times=None)
     assert read_error(mounted / "dir/a") == errno.EIO
-    lines = [line for line in node.logs().splitlines() if "dir/a" in line and "PROXY500" in line]
-    assert lines, node.logs()
+
+    def is_told() -> bool:
+        return any("dir/a" in line and "PROXY500" in line for line in node.logs().splitlines())
+
+    wait_until(is_told, "the log has such a line")
 
 
 def test_the_origin_is_off_and_everything_cached_reads(

@@ -105,7 +105,11 @@ def test_a_certificate_changes_under_a_mount(
     (line,) = [line for line in node.run("doctor").stdout.splitlines() if "ORIGIN_DOWN" in line]
     assert "certificate has expired" in line
     assert "renew" in line
-    assert any("has expired" in line for line in node.logs().splitlines() if "cold1" in line)
+
+    def is_told() -> bool:
+        return any("has expired" in line for line in node.logs().splitlines() if "cold1" in line)
+
+    wait_until(is_told, "the log has such a line")
 
     proxy.present(authority.issue("renewed-late"))
     wait_until(lambda: reads(mounted / "cold2", body(3, 300_000)), "it reads again", NAMED_S)

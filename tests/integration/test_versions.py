@@ -86,7 +86,7 @@ def test_a_mount_goes_over_to_the_installed_version(
         assert reader.errors == []
     after = {one["pid"] for one in node.processes(mountpoint)}
     assert not before & after
-    assert not any(is_running(pid) for pid in before)
+    wait_until(lambda: not any(map(is_running, before)), "the earlier version's processes end")
     assert node.status(mountpoint)["version"] == cachefs.__version__
     node.umount(mountpoint)
 
