@@ -15,10 +15,10 @@ from tests.services.s3_server import free_port
 def servers_of(node: Node) -> list[str]:
     """Command lines of processes that were started for this node's home."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            environment = entry.read_bytes()
-            command = (entry.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (process / "environ").read_bytes()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
         if f"HOME={node.home}\0".encode() in environment:

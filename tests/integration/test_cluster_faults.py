@@ -142,14 +142,13 @@ def test_a_partition_costs_time_and_no_byte(tmp_path: Path, bucket: Bucket) -> N
 def where_told(cluster: Cluster, token_file: Path) -> list[str]:
     """Where the token can be read, besides its file: files, answers, arguments of processes."""
     token = token_file.read_text().encode()
+    files = {Path(where, name) for where, _, names in os.walk(cluster.root) for name in names}
+    here = {path for path in files - {token_file} if "/mnt" not in str(path)}
+    processes = {Path("/proc", name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
     told = []
-    for path in cluster.root.rglob("*"):
-        if "/mnt" not in str(path) and path.is_file() and path != token_file:
-            with contextlib.suppress(FileNotFoundError):  # a file for a moment
-                told += [str(path)] * (token in path.read_bytes())
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            told += [str(path)] * (token in path.read_bytes())
+    for path in here | processes:
+        with contextlib.suppress(OSError):  # it was there for a moment
+            told += [str(path)] * (path.is_file() and token in path.read_bytes())
     for machine in cluster.workers:
         status = machine.run("status", *machine.mounts, "--json")
         told += [machine.name] * (token.decode() in status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -31,12 +32,23 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield made
     finally:
         made.close()
-        for path in (made.root / ".cache" / "cachefs").glob("**/*.json"):
-            found = json.loads(path.read_text())
-            pids |= {one["pid"] for one in [found, *found.get("processes", [])] if "pid" in one}
+        for where, _, names in os.walk(made.root / ".cache" / "cachefs"):
+            for name in names:
+                if name.endswith(".json"):
+                    pids |= _pids(Path(where, name))
         for pid in pids:
             if b"cachefs" in _title(pid):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _pids(path: Path) -> set[int]:
+    """Returns the processes that a record names; none of one that its process has removed."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return set()
+    return {one["pid"] for one in [found, *found.get("processes", [])] if "pid" in one}
 
 
 def _title(pid: int) -> bytes:

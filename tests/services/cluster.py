@@ -3,6 +3,7 @@ each with a home of its own, as if each were on a machine of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -115,8 +116,12 @@ class Machine:
 
     def logs(self) -> dict[str, str]:
         """Every log of this machine, by path below its home."""
-        found = sorted(self.root.glob(".cache/cachefs/**/*.log"))
-        return {str(p.relative_to(self.root)): p.read_text(errors="replace") for p in found}
+        found: dict[str, str] = {}
+        for where, _, names in os.walk(self.root / ".cache" / "cachefs"):
+            for path in (Path(where, name) for name in names if name.endswith(".log")):
+                with contextlib.suppress(FileNotFoundError):  # its process has removed it
+                    found[str(path.relative_to(self.root))] = path.read_text(errors="replace")
+        return dict(sorted(found.items()))
 
     def log_tail(self) -> str:
         return "".join(f"\n--- {name}\n{text[-LOG_TAIL:]}" for name, text in self.logs().items())

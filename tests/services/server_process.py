@@ -24,9 +24,13 @@ FIRST_PORT = 20_000
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A loopback port that was free a moment ago. It is below those that the kernel gives to
-    connections and to servers that name none: they would take it before the server does."""
+    """A loopback port that was free a moment ago, and that was not given in this process before:
+    its server may not listen yet. It is below those that the kernel gives to connections and to
+    servers that name none: they would take it before the server does."""
     below = int(PORT_RANGE.read_text().split()[0])
     chance = random.SystemRandom()  # tests seed the common one
     while True:
@@ -34,7 +38,9 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
-            return found
+            if found not in _given:
+                _given.add(found)
+                return found
 
 
 @dataclass(kw_only=True)

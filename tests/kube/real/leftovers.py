@@ -7,9 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from tests.kube.real.cgroups import PREFIX, ControlGroup, all_groups
-from tests.services.processes import families
+from tests.services.processes import NotInTime, families, wait_until
+
+END_S: Final = 10.0
 
 
 def files() -> list[Path]:
@@ -36,12 +39,19 @@ def remove(left: set[str]) -> None:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Raises AssertionError if something is there at the end that was not at the start. For the
-    inside of the namespaces, where the first process is an ancestor of all."""
+    """Raises AssertionError if something stays at the end that was not there at the start. For the
+    inside of the namespaces, where the first process is an ancestor of all. An ended process is
+    there until that one has collected it, and another cluster runs short commands meanwhile."""
     before = _state()
     yield
-    after = _state()
-    left = {name: after[name] - before[name] for name in before}
+    left: dict[str, set[str]] = {}
+
+    def is_as_before() -> bool:
+        left.update({name: found - before[name] for name, found in _state().items()})
+        return not any(left.values())
+
+    with contextlib.suppress(NotInTime):
+        wait_until(is_as_before, "nothing is left", END_S)
     assert not any(left.values()), left
 
 
