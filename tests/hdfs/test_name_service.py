@@ -16,7 +16,7 @@ from tests.services.hdfs_files import write
 from tests.services.hdfs_ha import NAMES, NameService, name_service
 from tests.services.processes import wait_until
 
-LIMIT_S = 12.0
+LIMIT_S = 15.0  # 12 s, and some for a busy machine; two calls that wait take 16 s
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_silent_namenode_is_left_for_the_active_one(
     other = next(name for name in NAMES if name != active)
     if not service.namenodes[other].is_running:
         service.namenodes[other].start()
-    wait_until(lambda: service.state(other) == "standby", "the other NameNode answers", 60.0)
+    wait_until(lambda: service.may_follow(other), "the other NameNode can take over", 60.0)
     write(service.client(), "/d/f", b"of the name service")
     assert read(connector) == b"of the name service"
     with service.namenodes[active].stopped():

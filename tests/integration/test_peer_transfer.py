@@ -35,6 +35,7 @@ from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, open_reader, read, run, until
 from tests.unit.worker_peers.nodes import SOON, TIMES, Cluster, Node
 from tests.unit.worker_peers.scripted_peer import ScriptedPeer, scripted
+from worker.fill import attempts
 from worker.peers import peer_health
 from worker.peers import server as peer_server
 
@@ -224,16 +225,18 @@ def test_what_a_filler_that_dies_had_not_brought_is_brought_by_another(tmp_path:
     run(script())
 
 
-def test_an_owner_without_origin_is_no_end(tmp_path: Path) -> None:
+def test_an_owner_without_origin_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that the origin failed: the reader asks the origin itself."""
+    monkeypatch.setattr(attempts, "pause_s", lambda *_, **__: None)  # nobody tries again
 
     async def script() -> None:
-        cluster = Cluster(tmp_path, 2, origin_deadline_s=0.2)
+        cluster = Cluster(tmp_path, 2)
         cluster.rig.put(1, 1000)
         async with cluster.running():
             (reader,) = readers(cluster)
-            cluster.rig.origin.script.fail("read", None, Unreachable("down"), times=3)
+            cluster.rig.origin.script.fail("read", None, Unreachable("down"), times=1)
             assert await read(reader.worker, 1) == cluster.rig.data[1]
+            assert reader.source.status()["fallbacks"] == 1
 
     run(script())
 
@@ -357,7 +360,7 @@ def test_an_origin_that_throttles_is_asked_by_the_owner_alone(tmp_path: Path) ->
             began = time.monotonic()
             with pytest.raises(Throttled):
                 await read(readers(cluster)[0].worker, 1)
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 10.0
             asked = [node for node in cluster.nodes if node.server.status()["requests"]]
             assert asked == [cluster.owner(1)]
             assert [node.source.status()["fallbacks"] for node in readers(cluster)] == [0, 0, 0]

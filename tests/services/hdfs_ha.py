@@ -82,6 +82,12 @@ class NameService:
         found = jmx(self.web_ports[name], "NameNodeStatus")
         return str(found.get("State", ""))
 
+    def may_follow(self, name: str) -> bool:
+        """Is it a standby that the DataNode has told its blocks?"""
+        found = jmx(self.web_ports[name], "FSNamesystemState")
+        is_whole = found.get("FSState") == "Operational" and found.get("NumLiveDataNodes") == 1
+        return is_whole and self.state(name) == "standby"
+
     def _answers(self, name: str) -> bool:
         part = self.namenodes[name]
         assert part.is_running, part.tail()

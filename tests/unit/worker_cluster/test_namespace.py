@@ -278,6 +278,7 @@ def test_a_master_that_does_not_answer_is_not_waited_for_where_something_is_know
         assert await it.lookup(2, b"a") == m.Found(file(5), DEGRADED_VALID_S)
         assert await it.getattr(5) == m.Found(file(5), DEGRADED_VALID_S)
         master.free()
+        monkeypatch.setattr("worker.names.namespace.PATIENCE_S", 60.0)
         assert await it.lookup(2, b"a") == m.Found(file(5), 60.0)
 
     play(script)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cachefs.core.policies import Rule
-from tests.unit.worker.rig import MIB, only, open_reader, read, run
+from tests.unit.worker.rig import MIB, only, open_reader, read, recorded, run, until
 from tests.unit.worker_peers.nodes import Cluster, Node
 
 FILE_BYTES = 256 << 10
@@ -32,6 +32,7 @@ def test_what_a_node_owns_takes_the_room_of_its_copies(tmp_path: Path) -> None:
             for ino in others:
                 await read(node.worker, ino)
             assert room(node) < FILE_BYTES, "room was left unused"
+            await recorded(node.worker)
             refused = node.worker.status()["refused"]
             for ino in own[:100]:
                 assert await read(node.worker, ino) == cluster.rig.data[ino]
@@ -59,6 +60,7 @@ def test_copies_that_cannot_go_do_not_keep_idle_data_from_going(tmp_path: Path) 
             left = iter(own)
             while room(node) >= FILE_BYTES:
                 await read(node.worker, next(left))
+            await until(lambda: len(only(node.worker)._catalog) <= 1)  # all but that are recorded
             assert only(node.worker).contents.order.copy_count == 1
             cluster.rig.wall_s += 1000.0
             again = [next(left) for _ in range(20)]
@@ -88,6 +90,8 @@ def test_a_permutation_hits_the_room_of_all_nodes(tmp_path: Path) -> None:
                 order.shuffle(inos)
                 for ino in inos:
                     assert await read(nodes[0].worker, ino) == cluster.rig.data[ino]
+                    for node in nodes:
+                        await recorded(node.worker)  # else it could not be evicted
                 hit = 1 - (cluster.body_bytes - before) / (count * FILE_BYTES)
                 if epoch == 2:
                     assert hit >= 0.26, f"epoch {epoch}: {hit:.3f}"
@@ -148,6 +152,7 @@ def test_copies_replace_what_is_in_use_only_where_policies_say_so(
             assert len(others) * FILE_BYTES > 16 * MIB
             for ino in others:
                 assert await read(node.worker, ino) == cluster.rig.data[ino]
+                await recorded(node.worker)  # what is not recorded could not be evicted
             evicted = node.worker.status()["evicted_files"]
             assert bool(evicted.get("space")) == (local_copy == "always")
             kept = await cached(cluster, node, others[-5:])
