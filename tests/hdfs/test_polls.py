@@ -13,7 +13,7 @@ from tests.services.cluster import Cluster
 from tests.services.processes import wait_until
 
 LIMIT_S = 20.0
-SEEN_S = 5.0
+SEEN_S = 15.0  # on a busy machine
 
 
 @pytest.fixture

@@ -39,7 +39,9 @@ LINE_SHOWN = 300  # characters
 _buckets = itertools.count(1)
 
 MOST_STACKED = 3  # mounts at one path: a native directory covers a mount
-END_LIMIT_S = 30.0  # a server stays 10 s for the programs that read without a mount
+# A server stays 10 s for the programs that read without a mount, and 30 s for the successor of a
+# client that broke off.
+END_LIMIT_S = 60.0
 
 
 def is_mounted(mountpoint: Path) -> bool:

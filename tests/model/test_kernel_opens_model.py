@@ -306,13 +306,13 @@ def mount() -> Iterator[KernelMount]:
             Path(directory),
             sync_interval_s=0.0,
             cache_size_bytes=CACHE_BYTES,
-            limit_s=max(170.0, 3.0 * HISTORIES),
+            limit_s=max(290.0, 3.0 * HISTORIES),
         ) as mount:
             World.mount, World.origin = mount, origin
             yield mount
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_any_history(mount: KernelMount) -> None:
     run_state_machine_as_test(
         World,

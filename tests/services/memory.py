@@ -83,7 +83,7 @@ class Script:
             self._closed_gates -= {verb} if verb else set(self._closed_gates)
             self._changed.notify_all()
 
-    def wait_blocked(self, verb: str, count: int = 1, timeout_s: float = 10.0) -> None:
+    def wait_blocked(self, verb: str, count: int = 1, timeout_s: float = 30.0) -> None:
         """Returns when `count` calls of `verb` wait. Raises DeadlineExceeded."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._waiting[verb] >= count, timeout_s):
@@ -276,7 +276,7 @@ class MemoryConnector:
     def unblock(self, verb: str | None = None) -> None:
         self.script.unblock(verb)
 
-    def wait_blocked(self, verb: str, count: int = 1, timeout_s: float = 10.0) -> None:
+    def wait_blocked(self, verb: str, count: int = 1, timeout_s: float = 30.0) -> None:
         self.script.wait_blocked(verb, count, timeout_s)
 
     # The connector.

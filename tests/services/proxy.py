@@ -259,7 +259,7 @@ class FaultProxy:
         with self._changed:
             self._counters = Counters()
 
-    def wait_until(self, condition: Callable[[Counters], bool], limit_s: float = 10.0) -> Counters:
+    def wait_until(self, condition: Callable[[Counters], bool], limit_s: float = 30.0) -> Counters:
         """Waits for a condition on the counters. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: condition(self._counters), limit_s):

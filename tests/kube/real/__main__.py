@@ -21,6 +21,7 @@ from tests.kube.real import leftovers, namespaces
 FOLDER: Final = Path(__file__).parent
 MODULE: Final = "tests.kube.real"
 FIRST: Final = "--first"
+LIMIT: Final = "--timeout=300"  # of a test that names none: a busy machine starts pods slowly
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +29,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: None)
     if arguments[:1] == [FIRST]:
         namespaces.prepare()
-        return namespaces.run_first([sys.executable, "-m", "pytest", str(FOLDER), *arguments[1:]])
+        pytest = [sys.executable, "-m", "pytest", LIMIT, str(FOLDER)]
+        return namespaces.run_first([*pytest, *arguments[1:]])
     image.built()
     before = leftovers.outside()
     inside = [sys.executable, "-m", MODULE, FIRST, *arguments]

@@ -169,7 +169,8 @@ def _check_uninstalled(release: Release, cluster: Cluster) -> None:
     wait_until(lambda: not release.objects(), "every object is gone", GONE_S)
     wait_until(lambda: not release.is_registered(), "the driver is gone", GONE_S)
     assert [*release.containers()] == []
-    assert f" {FSTYPE} " not in Path("/proc/self/mounts").read_text()
+    mounts = Path("/proc/self/mounts")
+    wait_until(lambda: f" {FSTYPE} " not in mounts.read_text(), "nothing is mounted", GONE_S)
     # A holder is killed: nobody listens at the name that stays.
     assert [one.name for one in RUN.rglob("*") if one.is_socket()] in ([], ["holder.sock"])
     left = cluster.get("persistentvolumeclaims", "-n", SPACE)["items"]

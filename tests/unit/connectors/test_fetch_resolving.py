@@ -63,7 +63,7 @@ assert downloader.has_stopped(10)
 print(time.monotonic() - began_s)
 assert [report.code for report in reports] == ["interrupted", "unreachable"]
 """
-LOOKUP_S = 8
+LOOKUP_S = 16
 LIMIT_S = LOOKUP_S / 2  # whoever waits for the lookup takes all of it
 
 

@@ -15,7 +15,7 @@ from worker.tier.ledger import Ledger
 
 FILES = range(1, 25)
 FILE_BYTES = 4 * MIB
-QUICK_S = 5.0  # a read that waits for room waits for the origin's deadline
+QUICK_S = 20.0  # a read that waits for room waits for the origin's deadline
 
 
 async def fill(rig: Rig) -> None:

@@ -12,24 +12,26 @@ from cachefs.core.errors import Interrupted
 from worker.runtime import threads
 from worker.runtime.threads import LoopCallbackQueue, Threads
 
+LIMIT_S = 20.0
+
 
 def test_a_pool_has_a_thread_left_however_often_stuck_ones_come_and_go() -> None:
     async def script() -> None:
         pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         try:
-            stuck = pool.run(go_on.wait, 5.0)
+            stuck = pool.run(go_on.wait, LIMIT_S)
             for _ in range(3):  # the one that is to end has not ended when the next count comes
-                behind = pool.run(go_on.wait, 5.0)
+                behind = pool.run(go_on.wait, LIMIT_S)
                 pool.count_out(1)
                 behind.cancel()
                 pool.count_out(0)
             go_on.set()
             await stuck
-            assert await asyncio.wait_for(pool.run(lambda: "done"), 5.0) == "done"
+            assert await asyncio.wait_for(pool.run(lambda: "done"), LIMIT_S) == "done"
         finally:
             go_on.set()
-            assert pool.close(5.0)
+            assert pool.close(LIMIT_S)
 
     asyncio.run(script())
 
@@ -39,14 +41,14 @@ def test_a_stuck_thread_is_made_up_for() -> None:
         pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
         try:
-            stuck = pool.run(go_on.wait, 5.0)
+            stuck = pool.run(go_on.wait, LIMIT_S)
             behind = pool.run(lambda: "done")
             pool.count_out(1)
-            assert await asyncio.wait_for(behind, 5.0) == "done"
+            assert await asyncio.wait_for(behind, LIMIT_S) == "done"
             assert not stuck.done()
         finally:
             go_on.set()
-            assert pool.close(5.0)
+            assert pool.close(LIMIT_S)
 
     asyncio.run(script())
 
@@ -59,9 +61,9 @@ def test_nobody_waits_for_a_call_that_comes_after_the_end(calls_before: int) -> 
         pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         for _ in range(calls_before):
             await pool.run(lambda: None)
-        assert pool.close(5.0)
+        assert pool.close(LIMIT_S)
         with pytest.raises(Interrupted):
-            await asyncio.wait_for(pool.run(lambda: "done"), 5.0)
+            await asyncio.wait_for(pool.run(lambda: "done"), LIMIT_S)
 
     asyncio.run(script())
 
@@ -99,14 +101,14 @@ def test_there_is_room_while_a_thread_is_left() -> None:
             calls = []
             for _ in range(2):
                 assert pool.has_room
-                calls.append(pool.run(go_on.wait, 5.0))
+                calls.append(pool.run(go_on.wait, LIMIT_S))
             assert not pool.has_room
             go_on.set()
             await asyncio.gather(*calls)
             assert pool.has_room
         finally:
             go_on.set()
-            assert pool.close(5.0)
+            assert pool.close(LIMIT_S)
 
     asyncio.run(script())
 
@@ -123,7 +125,7 @@ def test_calls_behind_leave_threads_to_others_and_all_are_made() -> None:
             assert await asyncio.wait_for(asyncio.gather(*behind), 20.0) == [True] * 20
         finally:
             go_on.set()
-            assert pool.close(5.0)
+            assert pool.close(LIMIT_S)
 
     asyncio.run(script())
 
@@ -140,7 +142,7 @@ def test_calls_behind_do_not_wait_for_stuck_ones() -> None:
             assert not any(future.done() for future in stuck)
         finally:
             go_on.set()
-            assert pool.close(5.0)
+            assert pool.close(LIMIT_S)
 
     asyncio.run(script())
 
@@ -149,13 +151,13 @@ def test_calls_behind_hear_of_the_end() -> None:
     async def script() -> None:
         pool = Threads("test", 1, LoopCallbackQueue(asyncio.get_running_loop()))
         go_on = threading.Event()
-        first, second = (pool.behind.run(go_on.wait, 5.0) for _ in range(2))
+        first, second = (pool.behind.run(go_on.wait, LIMIT_S) for _ in range(2))
         assert not pool.close(0.0)
         go_on.set()
         await first
         with pytest.raises(Interrupted):
-            await asyncio.wait_for(second, 5.0)
-        assert pool.close(5.0)
+            await asyncio.wait_for(second, LIMIT_S)
+        assert pool.close(LIMIT_S)
 
     asyncio.run(script())
 
@@ -183,7 +185,7 @@ def test_calls_from_the_loop_and_from_a_thread_run_in_order_also_behind_one_that
         thread.join()
         queue.call_from_loop(came.append, 4)
         assert came == [], "not at once"
-        await asyncio.wait_for(ended, 5.0)
+        await asyncio.wait_for(ended, LIMIT_S)
         assert came == [1, 2, 3, 4, 5]
         assert [type(one) for one in raised] == [ZeroDivisionError]
 

@@ -432,7 +432,7 @@ def test_a_tier_that_is_replaced_while_it_is_chosen_serves_nobody(
             await keeper.look()
             assert not keeper._retired, "the old worker is closed"
             go_on.set()
-            assert (await asyncio.wait_for(reading, 5.0))[0] == rig.data[2]
+            assert (await asyncio.wait_for(reading, LIMIT_S))[0] == rig.data[2]
 
     run(script())
 
@@ -458,7 +458,7 @@ def test_who_has_a_file_open_in_a_tier_that_was_replaced_reads_on_or_is_told(
                 await reader.at(16 * MIB, MIB)
             ensuring = old.ensure(handle, 19 * MIB, 1, past_tier=False, takes_bytes=True)
             with pytest.raises(Interrupted):  # one that had come as far as there
-                await asyncio.wait_for(ensuring, 5.0)
+                await asyncio.wait_for(ensuring, LIMIT_S)
             reader.close()
 
     run(script())

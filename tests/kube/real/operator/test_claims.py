@@ -12,8 +12,7 @@ from cachefs.kube.names import DRIVER, PATH, SOURCE
 from tests.kube.real.cluster import Manifest
 from tests.kube.real.operator.lab import Lab
 
-BOUND_S = 2.0
-SLACK = 2.0
+BOUND_S = 10.0  # 2 s on a quiet machine
 
 
 def storage_class(name: str, **parameters: str) -> Manifest:
@@ -58,7 +57,7 @@ def test_a_claim_is_bound_and_its_volume_deleted(lab: Lab, space: str) -> None:
     began_s = time.monotonic()
     volume = volume_of(lab, space, "data")
     print(f"a claim is bound {time.monotonic() - began_s:.2f} s after it was made")
-    assert time.monotonic() - began_s <= BOUND_S * SLACK
+    assert time.monotonic() - began_s <= BOUND_S
     assert volume["spec"]["csi"]["volumeAttributes"] == {"path": f"/{space}/data"}
     lab.remove(space, "pvc/data")
     lab.control.wait(f"pv/{volume['metadata']['name']}", "delete")

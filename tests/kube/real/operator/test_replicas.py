@@ -13,7 +13,8 @@ RSS_BYTES = 100 << 20
 IDLE = 0.05  # of a core
 IDLE_S = 20.0
 SLACK = 2.0
-TAKEN_S = 15.0  # the Lease
+TAKEN_S = 15.0 + 10.0  # the Lease, and some for a busy machine
+GIVEN_BACK_S = 10.0  # 3 s on a quiet machine; a Lease that is not given back lasts for 12 s
 
 
 def waits(replica: Replica) -> bool:
@@ -30,7 +31,7 @@ def test_another_replica_acts_when_one_is_killed(lab: Lab, space: str, replica: 
     killed_s = time.monotonic()
     lab.until(lambda: second.acts, "the second replica acts")
     print(f"another replica acts {time.monotonic() - killed_s:.1f} s after the kill")
-    assert time.monotonic() - killed_s <= TAKEN_S + 5.0
+    assert time.monotonic() - killed_s <= TAKEN_S
     for name in names:
         lab.until_phase(space, name, "Loaded")
     paths = [job.paths for job in lab.jobs() if job.paths[0].startswith(f"/{space}/")]
@@ -44,7 +45,7 @@ def test_a_replica_that_is_stopped_gives_the_lease_back(lab: Lab, replica: Repli
     stopped_s = time.monotonic()
     lab.until(lambda: second.acts, "the second replica acts")
     print(f"another replica acts {time.monotonic() - stopped_s:.1f} s after the stop")
-    assert time.monotonic() - stopped_s <= 6.0
+    assert time.monotonic() - stopped_s <= GIVEN_BACK_S
 
 
 def test_many_datasets_and_pods(lab: Lab, space: str, replica: Replica) -> None:
