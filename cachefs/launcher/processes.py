@@ -287,22 +287,45 @@ def start_child(
 
     With `reap` a thread of this process reaps it; otherwise `wait_child` may.
     """
-    process = _spawn(command, document, log, pass_fds)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with _stop_signals_later():
+            process = _spawn(command, document, log, pass_fds)
         started = _read_started(process, log, timeout_s)
         if started.failure is not None:
             raise error_of(started.failure)
     except BaseException:
-        _end(process)
+        if process is not None:
+            _end(process)
         raise
     finally:
-        assert process.stdout is not None
-        process.stdout.close()
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
     if reap:
         threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
     else:
         process.returncode = 0  # keeps Popen from warning about a running child
     return started
+
+
+@contextlib.contextmanager
+def _stop_signals_later() -> Iterator[None]:
+    """Handles stop signals that arrive in the block at its end: the exception of a handler would
+    lose a child that was just started. Handlers run in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    handlers = {n: kept for n in STOP_SIGNALS if callable(kept := signal.getsignal(n))}
+    for number in handlers:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for one in arrived:
+            signal.raise_signal(one)
 
 
 def _spawn(

@@ -200,6 +200,23 @@ def test_junk_instead_of_an_answer(launcher: Launcher) -> None:
         launcher.start("junk")
 
 
+def test_a_signal_while_a_child_is_started_ends_it(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, pids = processes._spawn, list[int]()
+
+    def spawn_and_interrupt(*arguments: Any) -> subprocess.Popen[bytes]:
+        process = spawn(*arguments)
+        pids.append(process.pid)
+        signal.raise_signal(signal.SIGINT)  # as Ctrl-C before anybody knows the child
+        return process
+
+    monkeypatch.setattr(processes, "_spawn", spawn_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.start("hang")
+    assert ended(pids[0])
+
+
 def test_a_child_that_hangs_is_ended(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     spawn, pid_file = processes._spawn, launcher.home / "pid-hang"
 
