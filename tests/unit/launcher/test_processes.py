@@ -212,8 +212,13 @@ def test_a_signal_while_a_child_is_started_ends_it(
         return process
 
     monkeypatch.setattr(processes, "_spawn", spawn_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        launcher.start("hang")
+    # A shell starts what runs in the background with SIGINT ignored.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launcher.start("hang")
+    finally:
+        signal.signal(signal.SIGINT, former)
     assert ended(pids[0])
 
 
