@@ -70,7 +70,7 @@ class DatasetHandler:
         for _ in range(MOST_STEPS):
             plan = steps.plan(dataset, seen, self._address)
             if plan.is_written_first:
-                dataset = await self._write(dataset, plan.status)
+                dataset = await self._write(dataset, plan)
             if isinstance(plan.step, steps.Wait):
                 return plan.step.after_s
             dataset, seen = await self._take(plan.step, dataset, seen)
@@ -186,10 +186,13 @@ class DatasetHandler:
         self._kept(found)
         return found
 
-    async def _write(self, dataset: Dataset, after: Status) -> Dataset:
+    async def _write(self, dataset: Dataset, plan: steps.Plan) -> Dataset:
         """Writes a status that differs, and reports what has changed. Figures alone are written
-        every `FIGURES_S`. Raises Stale, NotFound."""
-        after = status.dated(after, utc_now(), dataset.generation)
+        every `FIGURES_S`. The status is about the former spec until the steps of a new one were
+        taken or have failed. Raises Stale, NotFound."""
+        is_about_new = isinstance(plan.step, steps.Wait)
+        generation = dataset.generation if is_about_new else dataset.status.observed_generation
+        after = status.dated(plan.status, utc_now(), generation)
         patch = status.patch_of(dataset.document, after)
         if not patch or (_are_figures(dataset.status, after) and not self._is_due(dataset.key)):
             return dataset

@@ -4,6 +4,7 @@ any of its calls: in the end the master and Kubernetes are as the objects say.""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -257,3 +258,23 @@ def test_data_is_loaded_again_after_another_source_has_left_its_place() -> None:
         assert found.status.job_key != before.status.job_key
 
     asyncio.run(run())
+
+
+def test_a_status_is_about_a_new_spec_once_its_policies_are_set() -> None:
+    async def killed_at(call: int) -> tuple[bool, bool]:
+        """Returns whether the status is about the new spec, and whether its policies are set."""
+        world = World()
+        world.create("one", {"source": "s3://b/p"})
+        await Controller(world).settle()
+        world.update("one", {"policies": {"replicas": 2}})
+        world.fuse.left = call
+        with contextlib.suppress(Killed):
+            await Controller(world).settle()
+        (dataset,) = world.datasets()
+        is_told = dataset.status.observed_generation == dataset.generation
+        return is_told, world.policies[dataset.path].replicas == 2
+
+    found = [asyncio.run(killed_at(call)) for call in range(10)]
+    assert (False, False) in found
+    assert (True, False) not in found
+    assert found[-1] == (True, True)
