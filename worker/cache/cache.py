@@ -238,8 +238,10 @@ class Cache:
         wanted = [*contents]
         total = await self._free(wanted)
         tiers = self._tiers.in_service()
+        if len(tiers) == 1:
+            return total
         again = [one for one in wanted if any(tier.may_have(one.key) for tier in tiers)]
-        if len(tiers) > 1 and again:  # a move has brought them to a tier after its turn
+        if again:  # a move has brought them to a tier after its turn
             total += await self._free(again)
         return total
 
