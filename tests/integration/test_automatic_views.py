@@ -343,19 +343,27 @@ def large(origin: KeptOrigin, path: bytes, count: int) -> None:
         origin.put(path + b"/f%d" % number, bytes([number]) * MIB)
 
 
+@contextlib.asynccontextmanager
+async def crowded(tmp_path: Path, admission: str) -> AsyncIterator[Rig]:
+    """`train` is covered and was not used for two seconds; `new`, which is not cached, has no room
+    beside it."""
+    origin = KeptOrigin()
+    large(origin, b"train", 14)
+    large(origin, b"new", 14)
+    async with rig(tmp_path, origin, 32 * MIB) as it:
+        await it.policy(b"train", "auto")
+        await it.one.master.set_policy(b"new", Policy(admission=admission), ())
+        assert await it.covered(b"train") == [b"train"]
+        for _ in range(2):  # looks: one that finds the uses by `covered`, and one that does not
+            await it.view(b"train").look_at_use()
+        it.time.added_s += 2.0  # last uses are in whole seconds
+        yield it
+
+
 @pytest.mark.parametrize("admission", ["fill", "always"])
 def test_a_view_gives_way_to_data_that_finds_no_room(tmp_path: Path, admission: str) -> None:
     async def script() -> None:
-        origin = KeptOrigin()
-        large(origin, b"train", 14)
-        large(origin, b"new", 14)
-        async with rig(tmp_path, origin, 32 * MIB) as it:
-            await it.policy(b"train", "auto")
-            await it.one.master.set_policy(b"new", Policy(admission=admission), ())
-            assert await it.covered(b"train") == [b"train"]
-            for _ in range(2):  # looks: one that finds the uses of this test, and one that does not
-                await it.view(b"train").look_at_use()
-            it.time.added_s += 2.0  # last uses are in whole seconds
+        async with crowded(tmp_path, admission) as it:
             await it.read(b"new")
             await it.one.views.automatic.step()
             if admission == "fill":  # it was not idle for long enough
@@ -378,16 +386,7 @@ def test_a_view_gives_way_as_soon_as_data_finds_no_room(
     monkeypatch.setattr(automatic, "LOOK_S", 3600.0)
 
     async def script() -> None:
-        origin = KeptOrigin()
-        large(origin, b"train", 14)
-        large(origin, b"new", 14)
-        async with rig(tmp_path, origin, 32 * MIB) as it:
-            await it.policy(b"train", "auto")
-            await it.one.master.set_policy(b"new", Policy(admission="always"), ())
-            assert await it.covered(b"train") == [b"train"]
-            for _ in range(2):
-                await it.view(b"train").look_at_use()
-            it.time.added_s += 2.0
+        async with crowded(tmp_path, "always") as it:
             await it.read(b"new")
             await until(lambda: not it.mount.covers)
             await it.check()

@@ -8,7 +8,6 @@ import contextlib
 import gzip
 import http.client
 import math
-import os
 import re
 import resource
 import socket
@@ -32,6 +31,7 @@ from master.server import http as master_http
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import digests, expected, images
 from tests.services.cluster import Cluster, ClusterFailed
+from tests.services.files import files_below
 from tests.services.http_master import cluster as master_over_http
 from tests.services.http_master import run
 from tests.services.processes import wait_until
@@ -280,8 +280,9 @@ def with_token(cluster: Cluster, token: str) -> None:
 def test_doors_that_stay_shut(cluster: Cluster) -> None:
     """Sockets and pointers lie in directories of mode 0700, and nobody listens beyond loopback who
     asks for no token."""
-    files = [Path(where, name) for where, _, names in os.walk(cluster.root) for name in names]
-    found = [path for path in files if path.is_socket() or path.name == "server.json"]
+    found = [
+        path for path in files_below(cluster.root) if path.is_socket() or path.name == "server.json"
+    ]
     assert found
     for path in found:
         assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in path.parents)

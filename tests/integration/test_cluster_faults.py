@@ -29,6 +29,7 @@ from cachefs.core.model import Origin
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, digests, expected, images
 from tests.services.cluster import CACHEFS, Cluster, Machine
+from tests.services.files import files_below
 from tests.services.networks import Networks
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
@@ -142,8 +143,8 @@ def test_a_partition_costs_time_and_no_byte(tmp_path: Path, bucket: Bucket) -> N
 def where_told(cluster: Cluster, token_file: Path) -> list[str]:
     """Where the token can be read, besides its file: files, answers, arguments of processes."""
     token = token_file.read_text().encode()
-    files = {Path(where, name) for where, _, names in os.walk(cluster.root) for name in names}
-    here = {path for path in files - {token_file} if "/mnt" not in str(path)}
+    files = {*files_below(cluster.root)} - {token_file}
+    here = {path for path in files if "/mnt" not in str(path)}
     processes = {Path("/proc", name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
     told = []
     for path in here | processes:

@@ -18,6 +18,7 @@ import pytest
 from tests.integration.dataset import body
 from tests.services.authority import Authority
 from tests.services.cluster import ClusterFailed, Machine
+from tests.services.files import files_below
 from tests.services.processes import wait_until
 
 MIB = 1 << 20
@@ -32,10 +33,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield made
     finally:
         made.close()
-        for where, _, names in os.walk(made.root / ".cache" / "cachefs"):
-            for name in names:
-                if name.endswith(".json"):
-                    pids |= _pids(Path(where, name))
+        for path in files_below(made.root / ".cache" / "cachefs"):
+            if path.suffix == ".json":
+                pids |= _pids(path)
         for pid in pids:
             if b"cachefs" in _title(pid):
                 with contextlib.suppress(ProcessLookupError):

@@ -24,6 +24,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Security
 from tests.services.commands import CACHEFS, run_program
 from tests.services.environment import environment_of
+from tests.services.files import files_below
 from tests.services.metrics_page import exposed
 from tests.services.processes import is_running, wait_until
 from tests.services.server_process import free_port
@@ -117,11 +118,11 @@ class Machine:
     def logs(self) -> dict[str, str]:
         """Every log of this machine, by path below its home."""
         found: dict[str, str] = {}
-        for where, _, names in os.walk(self.root / ".cache" / "cachefs"):
-            for path in (Path(where, name) for name in names if name.endswith(".log")):
+        for path in sorted(files_below(self.root / ".cache" / "cachefs")):
+            if path.suffix == ".log":
                 with contextlib.suppress(FileNotFoundError):  # its process has removed it
                     found[str(path.relative_to(self.root))] = path.read_text(errors="replace")
-        return dict(sorted(found.items()))
+        return found
 
     def log_tail(self) -> str:
         return "".join(f"\n--- {name}\n{text[-LOG_TAIL:]}" for name, text in self.logs().items())

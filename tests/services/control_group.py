@@ -39,11 +39,7 @@ class ControlGroup:
 
     def pids(self) -> set[int]:
         """Returns the processes in the group and in those below it, without zombies."""
-        found: set[int] = set()
-        for group in (self.path, *groups_below(self.path)):
-            with contextlib.suppress(OSError):  # the group was removed
-                found |= {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
-        return found
+        return pids_in(self.path)
 
     def kill(self) -> None:
         """Ends every process in the group by SIGKILL. Raises NotInTime if one is left."""
@@ -53,6 +49,15 @@ class ControlGroup:
     def remove(self) -> None:
         """Removes the group and those below it. Raises OSError if one has a process."""
         remove_group(self.path)
+
+
+def pids_in(group: Path) -> set[int]:
+    """Returns the processes in a group and in those below it."""
+    found: set[int] = set()
+    for path in (group, *groups_below(group)):
+        with contextlib.suppress(OSError):  # the group was removed
+            found |= {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
+    return found
 
 
 def remove_group(group: Path) -> None:

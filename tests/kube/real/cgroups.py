@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from tests.services.control_group import groups_below, remove_group
+from tests.services.control_group import pids_in, remove_group
 from tests.services.processes import wait_until
 
 # Of one run, in its inner processes too: others may run on this machine.
@@ -48,12 +48,7 @@ class ControlGroup:
 
     def pids(self) -> set[int]:
         """Returns the processes in the group and in those below it."""
-        found: set[int] = set()
-        for group in self.places:
-            for path in (group, *groups_below(group)):
-                with contextlib.suppress(OSError):  # the group was removed
-                    found |= {int(pid) for pid in (path / "cgroup.procs").read_text().split()}
-        return found
+        return set().union(*map(pids_in, self.places))
 
     def kill(self) -> None:
         """Ends every process in the group by SIGKILL. Raises NotInTime if one is left."""

@@ -17,6 +17,7 @@ from tests.deploy.chart import CHART, ROOT, helm
 from tests.kube.real.cluster import Cluster, Manifest
 from tests.kube.real.manifests import DRIVER, SERVICE_USER
 from tests.kube.real.namespaces import NODE_ADDRESS
+from tests.services.files import files_below
 from tests.services.s3_server import free_port
 
 NAME: Final = "cachefs"
@@ -192,11 +193,10 @@ class Release:
     def in_memory_bytes(self) -> int:
         """Returns the bytes of the tier in memory. A file may have several names."""
         found: dict[int, int] = {}
-        for where, _, names in os.walk(IN_MEMORY):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):  # the worker has removed it
-                    status = os.lstat(os.path.join(where, name))
-                    found[status.st_ino] = status.st_blocks * 512
+        for path in files_below(IN_MEMORY):
+            with contextlib.suppress(FileNotFoundError):  # the worker has removed it
+                status = path.lstat()
+                found[status.st_ino] = status.st_blocks * 512
         return sum(found.values())
 
     def images(self) -> set[str]:

@@ -166,14 +166,21 @@ def test_the_gate_comes_before_each_piece() -> None:
     run(script())
 
 
+async def waiting_for_another_fill(entry: Entry) -> asyncio.Task[None]:
+    """Returns a fill that has fetched all pages but the first, which another fill has claimed."""
+    filler = FakeFiller()
+    entry.claim(0, 1, asyncio.get_running_loop())
+    task = await started(fill_of(filler, entry, limits(pieces=9)))
+    while filler.pieces:
+        filler.end()
+    await turns()
+    return task
+
+
 def test_it_waits_for_pages_that_another_fill_claimed_and_claims_none_of_them() -> None:
     async def script() -> None:
-        filler, entry = FakeFiller(), new_entry()
-        entry.claim(0, 1, asyncio.get_running_loop())
-        task = await started(fill_of(filler, entry, limits(pieces=9)))
-        while filler.pieces:
-            filler.end()
-        await turns()
+        entry = new_entry()
+        task = await waiting_for_another_fill(entry)
         assert not task.done()
         entry.pages.add(0)
         entry.settle(0)
@@ -187,12 +194,8 @@ def test_another_fill_without_room_leaves_its_pages_missing() -> None:
     """A reader's, which found none beside a full cache."""
 
     async def script() -> None:
-        filler, entry = FakeFiller(), new_entry()
-        entry.claim(0, 1, asyncio.get_running_loop())
-        task = await started(fill_of(filler, entry, limits(pieces=9)))
-        while filler.pieces:
-            filler.end()
-        await turns()
+        entry = new_entry()
+        task = await waiting_for_another_fill(entry)
         entry.settle(0, NoSpace("the scratch area is full"))
         await task
         assert [*entry.pages.missing(0, PAGES)] == [(0, 1)]

@@ -108,6 +108,15 @@ def test_what_is_opened_often_moves_up_and_comes_from_no_origin(tmp_path: Path) 
     run(script())
 
 
+async def below_room(rig: TiersRig, tiers: Cache) -> int:
+    """Returns a file of 10 MiB in the slower tier, while the faster one has room for it."""
+    filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB)
+    await fetch(tiers, NAMESPACE, filler)
+    await fetch(tiers, NAMESPACE, ino)
+    await tiers.free([rig.content(filler)])
+    return ino
+
+
 def test_what_moves_while_it_is_freed_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,11 +124,8 @@ def test_what_moves_while_it_is_freed_is_freed(
 
     async def script() -> None:
         rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
-        filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB)
         async with rig.tiers() as tiers:
-            await fetch(tiers, NAMESPACE, filler)
-            await fetch(tiers, NAMESPACE, ino)
-            await tiers.free([rig.content(filler)])
+            ino = await below_room(rig, tiers)
             slow = tiers._tiers.running[1]
             free, turns = slow.free, list[int]()
 
@@ -282,11 +288,8 @@ def test_a_tier_is_brought_below_its_low_mark(tmp_path: Path) -> None:
 def test_a_page_that_went_bad_does_not_move(tmp_path: Path) -> None:
     async def script() -> None:
         rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
-        filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB)
         async with rig.tiers() as tiers:
-            await fetch(tiers, NAMESPACE, filler)
-            await fetch(tiers, NAMESPACE, ino)
-            await tiers.free([rig.content(filler)])
+            ino = await below_room(rig, tiers)
             rig.flip(1, ino, offset=3 * MIB + 7)
             await promoted(tiers, ino)
             await until(lambda: rig.in_tier(1) == set())
