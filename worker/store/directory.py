@@ -104,16 +104,17 @@ class TierDirectory:
         self._boot = boot
         self.has_unsynced = known.synced_epoch < known.epoch
         self.header = next_start(known, boot)
-        self._write_header()
         for name in (*_FOLDERS, "index"):
             self._make_folder(name)
         self._fds["trash"] = os.open("trash", DIRECTORY, dir_fd=self._dir_fd)
+        if boot != known.boot:  # before the header says that this boot has published the files
+            self._unpublish_all()
+        self._write_header()
         self._move_to_trash("scratch")
         self.index = self._open_index()
         self.cached_at_start_bytes = self.index.totals().allocated_bytes
-        if self.index.fresh or boot != known.boot:
-            self._move_to_trash("pub")
-            self._move_to_trash("views")
+        if self.index.fresh:
+            self._unpublish_all()
         for name in ("files", "pub", "scratch", "views"):
             self._fds[name] = os.open(name, DIRECTORY, dir_fd=self._dir_fd)
 
@@ -148,6 +149,10 @@ class TierDirectory:
     def _make_folder(self, name: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, PUB_MODE if name == "pub" else 0o700, dir_fd=self._dir_fd)
+
+    def _unpublish_all(self) -> None:
+        self._move_to_trash("pub")
+        self._move_to_trash("views")
 
     def _move_to_trash(self, name: str) -> None:
         """Replaces a folder by an empty one; `empty_trash` deletes the old one later."""

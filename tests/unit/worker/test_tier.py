@@ -18,7 +18,7 @@ import pytest
 from cachefs.core.errors import BadConfig, InUse, NoDescriptorLeft
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from tests.services.descriptors import descriptors_left
-from worker.store import filesystem
+from worker.store import directory, filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
 from worker.store.directory import TierDirectory
 from worker.store.index import Change
@@ -137,6 +137,27 @@ def test_published_files_survive_a_restart_and_not_a_boot(tmp_path: Path) -> Non
     assert not rebooted.tier.header.trusts(1)
     assert rebooted.tier.index.totals().files == 1
     rebooted.close()
+
+
+def test_a_start_after_a_boot_that_fails_leaves_nothing_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tier"
+    first = Shelf(path)
+    name = first.put(1)
+    first.close()
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "Index", fails)
+        with pytest.raises(NoDescriptorLeft):
+            Shelf(path, OTHER_BOOT)
+    again = Shelf(path, OTHER_BOOT)
+    assert again.published(name) is None
+    assert not again.tier.header.trusts(1)
+    again.close()
 
 
 def test_what_was_synced_is_trusted_after_a_boot(tmp_path: Path) -> None:
