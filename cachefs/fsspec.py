@@ -116,6 +116,7 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def _below(self, path: str, withdirs: bool) -> Iterator[dict[str, Any]]:
         tree, below = self._split(path)
+        below = below.strip("/")  # entries have their path without a slash before it
         try:
             entry = tree.stat(below)
         except (FileNotFoundError, NotADirectoryError):

@@ -104,6 +104,7 @@ def test_fsspec_names(mounted: Path, options: dict[str, Any], files: dict[str, b
     assert system.info(f"{top}/tables")["type"] == "directory"
     assert system.exists(f"{top}/notes.csv")
     assert not system.exists(f"{top}/nothing")
+    assert system.find(f"{top}//plain") == [f"{top}//plain/x.bin", f"{top}//plain/y.bin"]
     assert system.find(f"{top}/nothing") == system.find(f"{top}/notes.csv/below a file") == []
     assert system.glob(f"{top}/*/*.bin") == [f"{top}/plain/x.bin", f"{top}/plain/y.bin"]
     walked = {where: sorted(names) for where, _, names in system.walk(top)}
