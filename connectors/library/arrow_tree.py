@@ -47,7 +47,7 @@ class ArrowTree:
     def names(self, path: bytes) -> tuple[list[Facts], int]:
         made, root = self._open()
         infos = made.get_file_info(arrow.FileSelector(_joined(root, path)))
-        found = [_facts(info, info.base_name.encode()) for info in infos]
+        found = [_listed(info) for info in infos]
         return [facts for facts in found if facts], found.count(None)
 
     def read(self, path: bytes, offset: int, size: int) -> memoryview:
@@ -83,6 +83,15 @@ def _made(url: str, query: dict[str, str]) -> tuple[Any, str]:
 
 def _joined(root: str, path: bytes) -> str:
     return f"{root}/{path.decode()}" if path else root or "/"
+
+
+def _listed(info: Any) -> Facts | None:
+    """Returns the facts of a name in a listing; None also for bytes that are no UTF-8."""
+    try:
+        name = info.base_name.encode()
+    except UnicodeError:
+        return None
+    return _facts(info, name)
 
 
 def _facts(info: Any, name: bytes) -> Facts | None:

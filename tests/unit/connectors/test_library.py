@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import threading
 from datetime import UTC, datetime
@@ -411,3 +412,14 @@ def test_a_root_that_is_no_directory(tmp_path: Path) -> None:
         for name, cause in (("none", "no such directory"), ("file", "is a file")):
             with pytest.raises(NotFound, match=cause):
                 open_adapter(UfsSpec(f"{family}+file://{tmp_path}/{name}"), Meter()).check()
+
+
+@pytest.mark.parametrize("scheme", ["fsspec+file", "arrow+file"])
+def test_a_name_that_is_no_text_hides_itself_alone(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / os.fsdecode(b"b\xff")).write_bytes(b"2")
+    source = open_adapter(UfsSpec(normalise(f"{scheme}://{tmp_path}")), Meter())
+    with contextlib.closing(source):
+        pages = [*source.list_dir(b"")]
+    assert [entry.name for page in pages for entry in page.entries] == [b"a"]
+    assert sum(page.hidden for page in pages) == 1
