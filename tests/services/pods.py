@@ -23,7 +23,7 @@ from tests.services.namespaces import container
 from tests.services.processes import children, is_running, wait_until
 
 ROOT: Final = Path(__file__).parents[2]
-# `python -I -m cachefs.holder`, without the site-packages and the `.pth` file of an editable installation.
+# `python -I -m cachefs.holder`, without site-packages and what an editable installation puts there.
 START_HOLDER: Final = (
     "import sys; sys.path.append(sys.argv.pop(1)); from cachefs.holder.__main__ import main; main()"
 )
