@@ -156,6 +156,8 @@ class MountTable:
     def _take_changes(self, mount: Mount, record: MountRecord, connector: Connector | None) -> None:
         if record.push != mount.record.push:
             mount.feed = FeedState()
+            # Another source's reader of the queue may have handled earlier reports about this one.
+            mount.feed.lost(self._clock())
         mount.record, mount.interval_s = record, record.sync_interval_s
         if connector is not None:
             former, mount.connector = mount.connector, connector

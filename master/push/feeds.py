@@ -163,10 +163,12 @@ class Feeds:
 
     def _restore(self, mount: Mount, retention_s: float) -> Mount:
         """Trusts what was reported to an earlier process, unless the queue may have deleted
-        messages since."""
+        messages since. Without a record only later names are trusted: the queue may still have
+        messages that are older than those which an earlier process took for another source."""
         with self._store.snapshot() as reader:
             kept = Names(reader).feed(mount.root)
         if kept is None or kept.push != mount.record.push:
+            mount.feed.lost(self._clock())
             return mount
         mount.feed.restore(kept)
         if self._clock() - kept.current_at > retention_s - min(MARGIN_S, retention_s / 4):

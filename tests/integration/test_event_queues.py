@@ -43,6 +43,7 @@ SEEN_S = 10.0  # 95 of 100 changes, on a busy machine
 HOUR_S = 3600.0
 QUEUE = "http://127.0.0.1:1/1/events"
 X = UfsSpec("s3://x")
+Y = UfsSpec("s3://y")
 
 
 # ---- a scripted queue ----------------------------------------------------------------------------
@@ -63,8 +64,8 @@ class Queue:
         handle = str(len(self.waiting) + self.received)
         self.waiting[handle] = QueueMessage(body, handle, self.clock() - ago_s)
 
-    def report(self, *keys: str) -> None:
-        records = [{"s3": {"bucket": {"name": "x"}, "object": {"key": key}}} for key in keys]
+    def report(self, *keys: str, bucket: str = "x") -> None:
+        records = [{"s3": {"bucket": {"name": bucket}, "object": {"key": key}}} for key in keys]
         self.send(json.dumps({"Records": records}))
 
     def receive(self, wait_s: int, visible_after_s: int) -> list[QueueMessage]:
@@ -383,6 +384,54 @@ def test_a_time_without_a_feed_is_a_gap(tmp_path: Path, monkeypatch: pytest.Monk
         assert await read_all(master) == [6, 1]
 
     play(tmp_path, monkeypatch, script)
+
+
+async def join_late(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+    """Adds a source to the queue after the reader of another source took a report about it, while
+    the queue still has an older message."""
+    await master.add_ufs(b"/more", Y, origin, 60.0)
+    assert await size_of(master, b"/more/d/a") == 1
+    clock.now += 1.0
+    origin.put(b"d/a", b"longer")
+    queue.report("d/a", bucket="y")
+    await until(lambda: not queue.waiting)
+    Notice(queue, HOUR_S).keep_coming()
+    await master.mounts.change(SetUfs(b"/more", {}, push=f"sqs:{QUEUE}"), lambda _: origin)
+
+
+async def end_backlog(master: Master, clock: Clock, queue: Queue) -> None:
+    """Ends the older message once it made the feed of the joined source current."""
+    await until(lambda: all(row.feed_current_at for row in master.mounts.rows()))
+    queue.waiting.clear()
+    clock.now += 61.0
+    await until(lambda: all(row.feed_current_at >= clock() for row in master.mounts.rows()))
+
+
+def test_what_the_queue_reported_before_a_source_joined_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        await join_late(master, clock, origin, queue)
+        await end_backlog(master, clock, queue)
+        assert await size_of(master, b"/more/d/a") == 6
+
+    play(tmp_path, monkeypatch, script)
+
+
+def test_a_restart_before_a_joined_source_is_recorded_trusts_nothing_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def first(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await current(master, clock)
+        monkeypatch.setattr(feeds, "RECORD_S", 1e18)
+        await join_late(master, clock, origin, queue)
+
+    async def second(master: Master, clock: Clock, origin: CountingOrigin, queue: Queue) -> None:
+        await end_backlog(master, clock, queue)
+        assert await size_of(master, b"/more/d/a") == 6
+
+    play(tmp_path, monkeypatch, first, second)
 
 
 def test_a_queue_that_cannot_be_opened_is_opened_later(
