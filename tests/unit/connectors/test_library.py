@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import aiohttp
@@ -423,3 +424,46 @@ def test_a_name_that_is_no_text_hides_itself_alone(tmp_path: Path, scheme: str) 
         pages = [*source.list_dir(b"")]
     assert [entry.name for page in pages for entry in page.entries] == [b"a"]
     assert sum(page.hidden for page in pages) == 1
+
+
+class Milliseconds(BaseHTTPRequestHandler):
+    """A server of S3 with milliseconds in its listings, as many have them."""
+
+    def do_HEAD(self) -> None:
+        self.reply({"Content-Length": "3", "Last-Modified": "Mon, 06 May 2024 07:08:09 GMT"})
+
+    def do_GET(self) -> None:
+        body = (
+            b"<ListBucketResult><Prefix>d/</Prefix><IsTruncated>false</IsTruncated><Contents>"
+            b"<Key>d/x</Key><LastModified>2024-05-06T07:08:09.123Z</LastModified><Size>3</Size>"
+            b"</Contents></ListBucketResult>"
+        )
+        self.reply({"Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def reply(self, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Logs nothing."""
+
+
+def test_a_listing_of_s3_has_the_times_of_a_stat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each read would find another version than that of the listing."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Milliseconds) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        options = {"endpoint_url": endpoint, "region": "us-east-1"}
+        with contextlib.closing(
+            open_adapter(UfsSpec("arrow+s3://b/d", options), Meter())
+        ) as source:
+            (page,) = source.list_dir(b"")
+            listed, found = page.entries[0], source.stat(b"x")
+        server.shutdown()
+    assert listed == found
+    assert found.fingerprint.mtime_ns == TIME_NS
