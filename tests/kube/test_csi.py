@@ -17,7 +17,7 @@ import pytest
 from cachefs.core.errors import BadConfig, CacheFSError, NotADirectory, NotFound, Unreachable
 from cachefs.core.messages import failure_of
 from cachefs.core.specs import ClientSpec
-from cachefs.csi import shared_mounts
+from cachefs.csi import shared_mounts, volumes
 from cachefs.csi.driver import Driver
 from cachefs.csi.generated import csi_pb2 as csi
 from cachefs.csi.publishing import ANSWER_S, MAX_WAITING
@@ -43,6 +43,11 @@ def node() -> Iterator[CsiNode]:
             yield found
         finally:
             found.end()
+
+
+def name_below(namespace: str, path: str) -> str:
+    """Returns the name of the mount of a volume with a path below a namespace."""
+    return volumes.Volume(f"cachefs://{MASTER}/{namespace}{path}").mount_name
 
 
 def flags_of(place: Path) -> set[str]:
@@ -87,6 +92,25 @@ def test_mount_options_reach_the_kernel(node: CsiNode) -> None:
         assert flags_of(place) >= {"noexec", "noatime", "nodiratime", "nosuid", "nodev", "ro"}
     for place in (Path(first), plain):
         assert not flags_of(place) & {"noexec", "noatime", "nodiratime"}
+
+
+def test_a_volume_does_not_show_the_mount_of_another_path(
+    node: CsiNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a mount is a short hash, and the author of a pod may choose any path below the
+    pod's namespace: with enough of them one has the name of another namespace's mount."""
+    monkeypatch.setattr(volumes, "_NAME_DIGITS", 1)
+    node.start_driver(confine=True)
+    node.kubelet.publish("pod-a", IMAGENET, namespace="team")
+    (place,) = node.shared()
+    paths = (f"/{number}" for number in range(1000))
+    same = next(path for path in paths if name_below("other", path) == Path(place).name)
+    with refused() as found:
+        node.kubelet.publish("pod-b", {"path": same}, namespace="other")
+    ((code, text),) = found
+    assert (code, "another volume" in text) == (grpc.StatusCode.INTERNAL, True)
+    assert not os.path.ismount(node.kubelet.target("pod-b"))
+    assert len(node.mounts()) == 2
 
 
 @pytest.mark.parametrize(
