@@ -212,6 +212,20 @@ def test_only_the_driver_propagates_mounts(things: list[Object]) -> None:
     assert found == {"csi": "Bidirectional", "fuse": "HostToContainer"}
 
 
+def test_only_the_driver_sees_the_directories_of_pods(things: list[Object]) -> None:
+    """The kubelet's directory has the secrets of all pods of the node, and the node's own key."""
+    seen = {
+        (container["name"], volume["hostPath"]["path"])
+        for _, spec, container in containers(things)
+        for mount in container.get("volumeMounts", ())
+        for volume in spec["volumes"]
+        if volume["name"] == mount["name"]
+        and "kubelet" in volume.get("hostPath", {}).get("path", "")
+    }
+    kubelet = min((path for _, path in seen), key=len)
+    assert seen == {("csi", kubelet), ("fuse", f"{kubelet}/plugins/csi.cachefs.io")}
+
+
 def test_secrets_are_named_and_not_written() -> None:
     """Only volumes and monitors name them; a key in the place of a name is refused."""
     named = "credentials.named[0].name=a,credentials.named[0].secretName"

@@ -269,15 +269,22 @@ class Installation:
         """Returns the pods that are replaced by an upgrade: the new pod starts beside the old."""
         surge = {"maxSurge": 1, "maxUnavailable": 0}
         spec = _pod_spec([self._csi(), self._fuse()], [RUN])
-        spec["volumes"].append(_host_volume(self.kubelet))
+        spec["volumes"] += [
+            _host_volume(self.kubelet),
+            {**_host_volume(self.plugin), "hostPath": _made_directory(self.plugin)},
+        ]
         made = _daemon_set("node", spec, {"type": "RollingUpdate", "rollingUpdate": surge})
         made["spec"]["minReadySeconds"] = 1
         return made
 
+    @property
+    def plugin(self) -> Path:
+        return self.kubelet / "plugins" / DRIVER
+
     def _csi(self) -> Manifest:
         container = self._ours(
             "csi", str(_BIN / "cachefs"), "csi", "--node-id", "$(NODE_NAME)",
-            "--endpoint", f"unix:{self.kubelet}/plugins/{DRIVER}/csi.sock",
+            "--endpoint", f"unix:{self.plugin}/csi.sock",
             "--registration-dir", f"{self.kubelet}/plugins_registry",
             "--kubelet-dir", str(self.kubelet), "--master", self.master,
             "--holder", str(HOLDER_SOCKET), "--linger", f"{LINGER_S:g}s",
@@ -307,7 +314,7 @@ class Installation:
             "periodSeconds": 1,
         }
         container["volumeMounts"] += [
-            _mount(RUN), {**_mount(self.kubelet), "mountPropagation": "HostToContainer"},
+            _mount(RUN), {**_mount(self.plugin), "mountPropagation": "HostToContainer"},
         ]  # fmt: skip
         return container
 
@@ -364,6 +371,10 @@ def _volume_name(path: Path) -> str:
 
 def _host_volume(path: Path) -> Manifest:
     return {"name": _volume_name(path), "hostPath": {"path": str(path), "type": "Directory"}}
+
+
+def _made_directory(path: Path) -> Manifest:
+    return {"path": str(path), "type": "DirectoryOrCreate"}
 
 
 def _mount(path: Path, *, read_only: bool = False) -> Manifest:
