@@ -7,9 +7,10 @@ from typing import Final
 import msgspec
 
 from cachefs.core.errors import BadConfig
-from cachefs.kube.dataset_spec import Spec
+from cachefs.kube.dataset_spec import S3, Spec
 
-_STORES: Final = ("s3", "gs", "az", "hdfs")  # as the pattern of the definition has them
+_S3: Final = "s3"
+_STORES: Final = (_S3, "gs", "az", "hdfs")  # as the pattern of the definition has them
 _LOCAL: Final = "file"
 _CREDENTIAL_OPTIONS: Final = ("credential", "profile")
 # Options that give no rights at the store, and name no files of the servers but certificates.
@@ -38,6 +39,8 @@ class Rules(msgspec.Struct, frozen=True):
             raise BadConfig(
                 f"no source of a Dataset: {scheme}://", remedy=f"use one of {', '.join(_STORES)}"
             )
+        if scheme != _S3 and spec.s3 != S3():  # they would reach the source unchecked
+            raise BadConfig(f"a source {scheme}:// has no options of S3", remedy="use spec.options")
         for name in _CREDENTIAL_OPTIONS:
             if name in spec.options:
                 raise BadConfig(f"the options have {name!r}", remedy="use spec.credentials")

@@ -130,6 +130,13 @@ def test_files_of_the_servers_have_no_other_name(source: str) -> None:
         assert "no source of a Dataset" in parse(thing({"source": source}), rules).problem
 
 
+@pytest.mark.parametrize("source", ["gs://b", "az://account/container", "hdfs://n/data"])
+def test_only_a_source_s3_has_options_of_s3(source: str) -> None:
+    """An endpoint of another store would get the servers' token, and no other rule sees it."""
+    found = parsed({"source": source, "s3": {"endpointURL": "https://evil"}})
+    assert "no options of S3" in found.problem
+
+
 def test_credentials_are_no_options() -> None:
     for name in ("credential", "profile"):
         found = parsed({"source": "gs://b", "options": {name: "other"}})
