@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -68,6 +69,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     name: command for group in GROUPS.values() for name, command in group.items()
 }
+COMPLETION: Final = "_CACHEFS_COMPLETE"  # set by a shell that completes a command line
 # The verbs of Alluxio, JuiceFS and others, with the equivalent command.
 VERBS_ELSEWHERE: Final[dict[str, str]] = {
     "checkConsistency": "sync --dry-run",
@@ -154,5 +156,9 @@ def cachefs(debug: bool) -> None:
 def run(args: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; failures are raised, for
     `cachefs.cli.error_output`."""
-    result = cachefs.main(args=list(args), prog_name="cachefs", standalone_mode=False)
+    if COMPLETION in os.environ:
+        cachefs.main(args=list(args), prog_name="cachefs")  # ends the process
+    # `main` would end with 1, as after a failure, where nobody reads the output.
+    with cachefs.make_context("cachefs", list(args)) as context:
+        result = cachefs.invoke(context)
     return result if isinstance(result, int) else 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import click
@@ -11,6 +14,8 @@ import pytest
 from cachefs.cli import error_output
 from cachefs.cli.main import main
 from cachefs.core.errors import NotFound
+
+COMMAND_S = 60.0
 
 
 def failed_with(err: BaseException, capsys: pytest.CaptureFixture[str], as_json: bool) -> str:
@@ -66,3 +71,20 @@ def test_a_wrong_command_line_is_a_document_too(capsys: pytest.CaptureFixture[st
     found = json.loads(capsys.readouterr().err)
     assert found["code"] == "usage"
     assert found["remedy"] == "try `cachefs stat --help`"
+
+
+@pytest.mark.parametrize("words", [["version"], ["config", "--json"], ["ls", "--help"]])
+def test_an_output_that_nobody_reads_is_no_failure_of_the_command(words: list[str]) -> None:
+    """1 is the exit code of `health` for warnings, and of `fsck` for damage."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "cachefs.cli.main", *words],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=COMMAND_S,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (error_output.BROKEN_PIPE, b"")
