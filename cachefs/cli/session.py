@@ -44,8 +44,9 @@ class Target(msgspec.Struct, frozen=True):
         return b"/".join(part for part in (base_of(self.record), self.path) if part)
 
     def shown(self) -> str:
-        """Returns the path as it is seen through the mount."""
-        return os.path.join(self.record.mountpoint, os.fsdecode(self.path)).rstrip("/")
+        """Returns the path as it is seen through the mount, for display."""
+        path = os.path.join(os.fsencode(self.record.mountpoint), self.path)
+        return output.text_of(path.rstrip(b"/"))
 
 
 def base_of(record: MountRecord) -> bytes:

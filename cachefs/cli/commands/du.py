@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import Any
 
@@ -46,7 +47,7 @@ def command(paths: tuple[str, ...], as_json: bool, chosen: Config) -> int:
     cachefs du /mnt/data/train /mnt/data/other
     cachefs du cachefs://master:19998/imagenet
     """
-    sums = [(path, _sum(path, chosen)) for path in paths]
+    sums = [(output.text_of(os.fsencode(path)), _sum(path, chosen)) for path in paths]
     if as_json:
         output.print_json([_document(path, found) for path, found in sums])
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -22,6 +21,7 @@ from cachefs.core.jobs import PATHS_PER_CALL, PRIORITIES, JobSpec
 from cachefs.core.policies import parse
 from cachefs.core.units import FOREVER_S, parse_duration, parse_size
 
+STDIN: Final = 0
 PATHS_BYTES: Final = m.MAX_FRAME_BYTES // 2  # of one request
 _PER_SECOND: Final = re.compile(r"\s*(?:/s|ps)\s*$")
 
@@ -113,11 +113,15 @@ def _choose(
 
 def read_list(name: str) -> Iterator[str]:
     """Yields the lines of a file, except empty ones. Raises BadConfig."""
+    source: str | int = STDIN if name == "-" else name  # names of files are bytes
     try:
-        if name == "-":
-            yield from _lines(sys.stdin)
-            return
-        with open(name, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with open(
+            source,
+            encoding="utf-8",
+            errors="surrogateescape",
+            newline="\n",
+            closefd=source != STDIN,
+        ) as file:
             yield from _lines(file)
     except OSError as err:
         raise BadConfig(f"--files-from: {err.strerror}", path=name) from err

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tests.unit.cli.test_commands import FILES, Run, node, ok, refused
 
 __all__ = ["node"]  # a fixture
 MIB = 1 << 20
+COMMAND_S = 60.0
 SPEC = JobSpec((b"d",))
 RUNS, ENDED = JobState.LOADING, JobState.SUCCEEDED
 
@@ -182,6 +185,19 @@ def test_paths_of_a_list_mean_themselves_and_those_of_arguments_match(
     line = refused(run("load", "--files-from", str(tmp_path / "none")))
     assert "--files-from: No such file" in line
     assert "nothing to load" in refused(run("load"), code=2)
+
+
+def test_names_from_standard_input_are_bytes() -> None:
+    """Whatever the locale says: here, that they are UTF-8 and nothing else."""
+    program = "from cachefs.cli.commands.load import read_list; print(ascii([*read_list('-')]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=b"/mnt/data/odd\xff\r\n\n/mnt/data/a\rb\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        timeout=COMMAND_S,
+    )
+    assert (done.stdout, done.stderr) == (b"['/mnt/data/odd\\udcff', '/mnt/data/a\\rb']\n", b"")
 
 
 def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -129,6 +130,14 @@ def test_du(node: FakeNode, run: Run) -> None:
     assert ok(run("du", "/mnt/data/a.bin")) == (
         "1 MiB  512 KiB cached  50%  1 file  /mnt/data/a.bin\n"
     )
+
+
+def test_du_shows_any_name_on_one_line(node: FakeNode, run: Run) -> None:
+    """A name may have bytes that are no text, and characters that a terminal would act on."""
+    odd = os.fsdecode(b"/mnt/data/odd\xff\n")
+    assert ok(run("du", odd)).endswith("  1 file  /mnt/data/odd\\xff\\n\n")
+    (found,) = json.loads(ok(run("du", odd, "--json")))
+    assert found["path"] == "/mnt/data/odd\\xff\\n"
 
 
 @pytest.mark.parametrize(

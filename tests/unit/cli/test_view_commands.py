@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,13 @@ def test_thaw(node: FakeNode, run: Run) -> None:
     assert ok(run("thaw", "/mnt/data/d")) == "OK, /mnt/data/d is no longer frozen\n"
     assert json.loads(ok(run("thaw", "/mnt/data/d", "--json")))["frozen"] is False
     assert node.thawed == [b"d", b"d"]
+
+
+def test_thaw_shows_any_name_on_one_line(node: FakeNode, run: Run) -> None:
+    odd = os.fsdecode(b"/mnt/data/odd\xff\n")
+    assert ok(run("thaw", odd)) == "OK, /mnt/data/odd\\xff\\n is no longer frozen\n"
+    assert json.loads(ok(run("thaw", odd, "--json")))["path"] == "/mnt/data/odd\\xff\\n"
+    assert node.thawed == [b"odd\xff\n"] * 2
 
 
 def test_views(node: FakeNode, run: Run) -> None:
