@@ -14,6 +14,7 @@ import msgspec
 from cachefs.cli import output
 from cachefs.cli.names import UNKNOWN, Names
 from cachefs.core import messages as m
+from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import Inode, Kind
 from cachefs.launcher.state import MountRecord
 
@@ -42,14 +43,19 @@ def children(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]
 
 
 def tree(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]:
-    """Yields all entries below a directory, those of a directory before those of its children."""
+    """Yields all entries below a directory, those of a directory before those of its children. What
+    is removed meanwhile ends the list of its directory alone."""
     todo = [(path, directory)]
     while todo:
         here, inode = todo.pop()
         below = []
-        for page in children(names, inode, here):
-            yield page
-            below += [(row.path, row.inode) for row in page if row.inode.kind is Kind.DIRECTORY]
+        try:
+            for page in children(names, inode, here):
+                yield page
+                below += [(row.path, row.inode) for row in page if row.inode.kind is Kind.DIRECTORY]
+        except (NotFound, Stale):
+            if here == path:
+                raise
         todo += reversed(below)
 
 

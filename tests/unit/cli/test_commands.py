@@ -106,6 +106,33 @@ def test_ls_recursive_and_json(node: FakeNode, run: Run) -> None:
     assert (row["type"], row["size_bytes"], row["cached_bytes"]) == ("file", MIB, MIB // 2)
 
 
+@pytest.mark.parametrize("error", [errors.NotFound, errors.Stale])
+@pytest.mark.parametrize("words", [["ls", "--json", "-R"], ["du", "--json"]])
+def test_a_directory_that_is_removed_meanwhile_is_left_out(
+    node: FakeNode,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[errors.CacheFSError],
+    words: list[str],
+) -> None:
+    gone, listed = {b"d/e"}, node._list
+
+    def answered(body: m.ListDir) -> m.Listing:
+        if body.ino in (node.inodes[path].ino for path in gone):
+            raise error("it was removed")
+        return listed(body)
+
+    whole = json.loads(ok(run(*words, "/mnt/data")))
+    monkeypatch.setattr(node, "_list", answered)
+    rest = json.loads(ok(run(*words, "/mnt/data")))
+    if "ls" in words:
+        assert rest == [row for row in whole if row["path"] != "/mnt/data/d/e/deep"]
+    else:
+        assert rest[0]["files"] == whole[0]["files"] - 1
+    gone.add(b"")
+    assert run(*words, "/mnt/data")[0] == 1
+
+
 def test_ls_of_an_empty_directory_is_valid_json(node: FakeNode, run: Run) -> None:
     node.inodes = {b"": node.inodes[b""]}
     assert json.loads(ok(run("ls", "--json", "/mnt/data"))) == []
