@@ -9,8 +9,9 @@ Storage options are the settings of `cachefs mount`, and `source` (see `cachefs.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -191,10 +192,7 @@ class CacheFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         **_: Any,
     ) -> list[Any]:
         """Returns bytes [start, end) of each path; all requests are in flight together."""
-        if not isinstance(starts, (list, tuple)):
-            starts = [starts] * len(paths)
-        if not isinstance(ends, (list, tuple)):
-            ends = [ends] * len(paths)
+        starts, ends = _for_each(starts, len(paths)), _for_each(ends, len(paths))
         if len(starts) != len(paths) or len(ends) != len(paths):
             raise ValueError("paths, starts and ends differ in length")
         return self._read([*zip(paths, starts, ends, strict=True)], on_error)
@@ -295,6 +293,12 @@ def _mountpoint_of(path: str) -> str:
         return call(api.library().mountpoint_of, path)
     except CacheFSError as err:
         raise os_error(err, path) from err
+
+
+def _for_each(offsets: Any, count: int) -> list[int | None]:
+    """Returns one offset for each path: those given, as in an array of numpy, or the one given."""
+    found = [*offsets] if isinstance(offsets, Iterable) else [offsets] * count
+    return [None if offset is None else operator.index(offset) for offset in found]
 
 
 def _info_of(name: str, entry: Entry) -> dict[str, Any]:

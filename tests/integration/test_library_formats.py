@@ -125,6 +125,8 @@ def test_fsspec_bytes(mounted: Path, options: dict[str, Any], files: dict[str, b
     got = system.cat_ranges(wanted, [1, 2_000_000, 0], [4, 2_000_009, 1])
     assert got[:2] == [files["plain/x.bin"][1:4], files["tables/wide.parquet"][2_000_000:2_000_009]]
     assert isinstance(got[2], FileNotFoundError)
+    starts, ends = np.array([1, 2_000_000, 0]), np.array([4, 2_000_009, 1])
+    assert system.cat_ranges(wanted, starts, ends)[:2] == got[:2]
     with pytest.raises(FileNotFoundError):
         system.cat_ranges(wanted, 0, 5, on_error="raise")
     assert list(system.cat([y, f"{mounted}/no"], on_error="omit")) == [y]

@@ -65,6 +65,15 @@ def test_a_number_that_is_no_time_hides_its_file_alone(time: float) -> None:
     assert _facts({**facts, "mtime": 10**400}, b"f") is not None
 
 
+def test_with_an_etag_a_listing_has_the_times_of_a_stat() -> None:
+    """Otherwise each read would find another version than that of the listing."""
+    stat = {"type": "file", "size": 1, "ETag": '"e"', "LastModified": datetime(2024, 5, 6, 7, 8, 9)}
+    listed = {**stat, "LastModified": datetime(2024, 5, 6, 7, 8, 9, 123000)}
+    assert _facts(listed, b"f") == _facts(stat, b"f")
+    by_time = {name: value for name, value in listed.items() if name != "ETag"}
+    assert _facts(by_time, b"f") != _facts(stat, b"f")
+
+
 def test_a_time_before_the_epoch_is_a_time() -> None:
     assert time_ns("Mon, 06 May 1968 07:08:09 GMT") == -52_246_311 * 10**9
 
