@@ -627,6 +627,7 @@ def test_data_of_a_source_that_is_not_attached_yields_when_idle(tmp_path: Path) 
         async with rig.worker() as worker:
             for n in range(1, 14):
                 await read(worker, n)
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)  # all might go
             rig.attached = False
             assert not await only(worker)._space.reserve(6 * MIB)
             rig.wall_s += 4000

@@ -344,14 +344,16 @@ def test_the_process_hangs(raw: RawServer, held: Held, monkeypatch: pytest.Monke
     assert [into.content for into in intos] == after
 
 
-def test_a_download_whose_time_is_not_over_does_not_hang(raw: RawServer, driven: Driven) -> None:
+def test_a_download_whose_time_is_not_over_does_not_hang(
+    raw: RawServer, held: Held, driven: Driven
+) -> None:
     """Its bytes have their own time, beside that of the process."""
-    raw.script = answer
-    into = Into(0, PAGE_BYTES)
+    into = Into(0, LARGE)
     driven.begin(raw, into)
     assert not driven.downloader.hangs
     left_s = next(iter(driven.downloader._running.values())).until_s - time.monotonic()
     assert left_s > downloader_module.PROCESS_LIMIT_S + 10
+    held.go_on()
     driven.until_ended(into)
     assert not driven.downloader.hangs
 
