@@ -158,6 +158,7 @@ class Client:
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.give_back)
         nursery.start_soon(vfs.read_names_ahead)
+        nursery.start_soon(vfs.follow_root)
         nursery.start_soon(self._unmount_when_stopping, device, nursery.cancel_scope)
 
     def _on_reconnected(self, vfs: Vfs, attached: m.Attached) -> None:

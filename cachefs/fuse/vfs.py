@@ -19,6 +19,7 @@ import trio
 
 from cachefs.client.call_waits import Waits
 from cachefs.core import messages as m
+from cachefs.core.addresses import namespace_base
 from cachefs.core.errors import (
     CacheFSError,
     IsADirectory,
@@ -101,8 +102,9 @@ class Vfs:
         self._former: TwoGenerationMap[int, Inode] = TwoGenerationMap(MAX_FORMER)
         self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_check_reused`
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
-        self._root = Root(attached.root)
         self._attach = attach
+        self._root_in_doubt = trio.Event()
+        self._root = self._root_of(attached)
         self._put(self._root.shown(attached.root), clock())
 
     # ---- names and attributes ----
@@ -337,6 +339,8 @@ class Vfs:
             return
         if not isinstance(event, m.Invalidate) or event.namespace != self.namespace:
             return
+        if self._root.may_have_moved(event.entries):
+            self._root_in_doubt.set()
         if event.everything:
             self.invalidate_everything()
             return
@@ -356,9 +360,13 @@ class Vfs:
         self.files.published.trust_all()
         self._adopt_root(attached)
 
+    def _root_of(self, attached: m.Attached) -> Root:
+        path = namespace_base(self._attach.source.url) if self._attach is not None else b""
+        return Root(attached.root, path)
+
     def _adopt_root(self, attached: m.Attached) -> None:
         """Uses another mounted directory, after its source was mounted again; invalidates all."""
-        self._root = Root(attached.root)
+        self._root = self._root_of(attached)
         if attached.namespace != self.namespace:
             log.error("the server lost this source's namespace: open files fail, mount again")
             self.namespace = self.files.namespace = attached.namespace
@@ -395,6 +403,14 @@ class Vfs:
         log.info("the mounted directory was replaced by another one")
         self._adopt_root(attached)
         return True
+
+    async def follow_root(self) -> None:
+        """Attaches again after changes at the mounted path, until cancelled: the server may answer
+        names of the former directory from its cache, so no request would find out."""
+        while True:
+            await self._root_in_doubt.wait()
+            self._root_in_doubt = trio.Event()
+            await self._root_moved()
 
     async def report_uses(self) -> None:
         """Reports warm opens to the server every second, until cancelled."""

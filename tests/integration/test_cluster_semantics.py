@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +76,22 @@ def test_one_tree_for_all_nodes(cluster: Cluster, origin: Path) -> None:
     again = cluster.mount(1, "/data")
     assert seen(again) == after
     cluster.workers[1].umount(again)
+
+
+def test_a_mounted_directory_that_is_removed_and_made_again(cluster: Cluster, origin: Path) -> None:
+    """[S-sync-now] Also where the directory is the root of a mount, inside a source."""
+    cluster.start(1, size="64MiB")
+    cluster.add_ufs(f"file://{origin}", "/data", "--sync-interval", "1h")
+    mount = cluster.mount(0, "/data/sub")
+    assert (mount / "b").read_bytes() == body(1, 2 * MIB + 5)
+    sync = ("sync", "-R", cluster.path("/data"))
+    shutil.rmtree(origin / "sub")
+    cluster.master.run(*sync)
+    (origin / "sub").mkdir()
+    (origin / "sub" / "c").write_bytes(b"of the next directory")
+    cluster.master.run(*sync)
+
+    # Nothing is listed before: that would find out, and invalidate all names.
+    wait_until(lambda: not (mount / "b").exists(), "a removed name is gone", SEEN_S)
+    assert os.listdir(mount) == ["c"]
+    assert (mount / "c").read_bytes() == b"of the next directory"

@@ -39,6 +39,14 @@ def test_the_namespaces_root_is_itself() -> None:
     assert root.below([(ROOT_INO, b"x")]) == [(ROOT_INO, b"x")]
 
 
+def test_what_changes_at_the_mounted_path() -> None:
+    root = Root(Inode(7, Kind.DIRECTORY), b"data/sub")
+    assert root.may_have_moved([(3, b"other"), (3, b"sub")])
+    assert root.may_have_moved([(ROOT_INO, b"data")])
+    assert not root.may_have_moved([(7, b"sub"), (9, b"file")]), "these are below it"
+    assert not Root(Inode(ROOT_INO, Kind.DIRECTORY)).may_have_moved([(3, b"sub")])
+
+
 def test_a_file_system_of_a_directory(tmp_path: Path) -> None:
     mounted = [0]
 
@@ -64,6 +72,13 @@ def test_a_file_system_of_a_directory(tmp_path: Path) -> None:
                     mounted[0] = node.add_dir("e")
                     node.add_dir("e/new")
                     await _look_again(vfs, node)
+                    nursery.start_soon(vfs.follow_root)
+                    assert (await vfs.lookup(ROOT_INO, b"new")).valid_for_s
+                    mounted[0] = node.add_dir("f")
+                    vfs.on_event(m.Invalidate(NAMESPACE, 2, [(ROOT_INO, b"d")]))
+                    while vfs.lookup_nowait(ROOT_INO, b"new") is not MUST_WAIT:
+                        await trio.lowlevel.checkpoint()
+                    assert (await vfs.lookup(ROOT_INO, b"new")).inode is None
                 finally:
                     vfs.close()
                 nursery.cancel_scope.cancel()
