@@ -63,6 +63,7 @@ class SharedMount(NamedTuple):
     place: str
     device: str
     generation: int  # of the mount at this place, as this process counts
+    source: str  # as the mount table shows it
 
 
 class SharedMounts:
@@ -104,7 +105,7 @@ class SharedMounts:
                 found = self._at(place)
             if found is None:
                 raise CannotMount("the mount ended at once", path=place)
-            self._check_source(volume, place)
+            self._check_source(volume, found)
             return found
 
     def find(self, volume: Volume) -> SharedMount | None:
@@ -176,14 +177,15 @@ class SharedMounts:
 
     def _at(self, place: str) -> SharedMount | None:
         top = read_mounts().at(place)
-        return SharedMount(place, top.device, self._generations[place]) if top else None
+        if top is None:
+            return None
+        return SharedMount(place, top.device, self._generations[place], top.source)
 
-    def _check_source(self, volume: Volume, place: str) -> None:
-        """Raises CannotMount if the mount at a place shows another path. Its name is a short hash:
-        the author of a pod may search for a path that has the name of another volume."""
-        top = read_mounts().at(place)
-        if top is not None and top.source != mounting.source_name(self._spec(volume, place)):
-            raise CannotMount("the mount of another volume has this name", path=place)
+    def _check_source(self, volume: Volume, found: SharedMount) -> None:
+        """Raises CannotMount if a mount shows another path. Its name is a short hash: the author of
+        a pod may search for a path that has the name of another volume."""
+        if found.source != mounting.source_name(self._spec(volume, found.place)):
+            raise CannotMount("the mount of another volume has this name", path=found.place)
 
     def _remove(self, place: str) -> None:
         self._generations[place] += 1

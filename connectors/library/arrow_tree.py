@@ -9,7 +9,6 @@ from urllib.parse import quote, urlencode
 
 from pyarrow import fs as arrow
 
-from connectors.bounds import NS
 from connectors.library.arguments import Arguments, Values
 from connectors.library.tree import Facts
 
@@ -29,8 +28,6 @@ class ArrowTree:
         """`url`: with pyarrow's scheme only. `options`: the parameters of its URLs."""
         self.where = f"arrow+{url}"
         self._url = url
-        # A listing of S3 may have milliseconds, where the reply to a HEAD has whole seconds.
-        self._step_ns = NS if url.startswith("s3://") else 1
         self._arguments = Arguments(options, [*_SECRETS])
         self._lock = threading.Lock()
         self._made: tuple[Values, tuple[Any, str]] | None = None
@@ -45,13 +42,12 @@ class ArrowTree:
 
     def stat(self, path: bytes) -> Facts | None:
         made, root = self._open()
-        info = made.get_file_info(_joined(root, path))
-        return _facts(info, path.rpartition(b"/")[2], self._step_ns)
+        return _facts(made.get_file_info(_joined(root, path)), path.rpartition(b"/")[2])
 
     def names(self, path: bytes) -> tuple[list[Facts], int]:
         made, root = self._open()
         infos = made.get_file_info(arrow.FileSelector(_joined(root, path)))
-        found = [_listed(info, self._step_ns) for info in infos]
+        found = [_listed(info) for info in infos]
         return [facts for facts in found if facts], found.count(None)
 
     def read(self, path: bytes, offset: int, size: int) -> memoryview:
@@ -89,19 +85,18 @@ def _joined(root: str, path: bytes) -> str:
     return f"{root}/{path.decode()}" if path else root or "/"
 
 
-def _listed(info: Any, step_ns: int) -> Facts | None:
+def _listed(info: Any) -> Facts | None:
     """Returns the facts of a name in a listing; None also for bytes that are no UTF-8."""
     try:
         name = info.base_name.encode()
     except UnicodeError:
         return None
-    return _facts(info, name, step_ns)
+    return _facts(info, name)
 
 
-def _facts(info: Any, name: bytes, step_ns: int) -> Facts | None:
+def _facts(info: Any, name: bytes) -> Facts | None:
     if info.type == arrow.FileType.Directory:
         return Facts(name, is_directory=True)
     if info.type != arrow.FileType.File:
         return None
-    mtime_ns = None if info.mtime_ns is None else info.mtime_ns // step_ns * step_ns
-    return Facts(name, False, info.size, mtime_ns)
+    return Facts(name, False, info.size, info.mtime_ns)

@@ -18,6 +18,7 @@ from cachefs.core.model import Fingerprint
 from connectors import keys
 from connectors.base import Body, Connector, Entry, Page, check_range
 from connectors.bodies import EmptyBody, read_whole_body
+from connectors.bounds import NS
 from connectors.call_deadline import Deadline
 from connectors.capabilities import Capabilities, Identity
 from connectors.fetch.request import RangeRequest
@@ -52,7 +53,7 @@ def open_fsspec(url: str, options: Mapping[str, str]) -> Connector:
     capabilities = msgspec.structs.replace(
         _CAPABILITIES,
         identity=Identity.CONTENT if has_versions else Identity.TIME,
-        mtime_precision_ns=10**3,
+        mtime_precision_ns=NS if has_versions else 10**3,
     )
     return _opened(FsspecTree(inner, options), options, capabilities)
 
@@ -61,11 +62,15 @@ def open_arrow(url: str, options: Mapping[str, str]) -> Connector:
     """Returns the connector of `arrow+PROTO://...`, which connects at the first call."""
     from connectors.library.arrow_tree import ArrowTree
 
-    return _opened(ArrowTree(url.removeprefix("arrow+"), options), options, _CAPABILITIES)
+    inner = url.removeprefix("arrow+")
+    capabilities = msgspec.structs.replace(
+        _CAPABILITIES, mtime_precision_ns=NS if inner.startswith("s3://") else 1
+    )
+    return _opened(ArrowTree(inner, options), options, capabilities)
 
 
 def _opened(tree: LibraryTree, options: Mapping[str, str], capabilities: Capabilities) -> Connector:
-    rule = VersionRule(is_fixed=options.get(FIXED) == "true")
+    rule = VersionRule(options.get(FIXED) == "true", capabilities.mtime_precision_ns)
     if rule.is_fixed and capabilities.identity is Identity.TIME:
         capabilities = msgspec.structs.replace(capabilities, identity=Identity.FIXED)
     return Deadline(LibraryConnector(tree, rule, capabilities))

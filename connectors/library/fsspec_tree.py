@@ -15,7 +15,6 @@ from fsspec.dircache import DirCache
 
 from cachefs.core.errors import NotFound, OriginError
 from connectors.base import clean_etag
-from connectors.bounds import NS
 from connectors.library.arguments import Arguments, Values
 from connectors.library.pool import Instances
 from connectors.library.tree import Facts, time_ns
@@ -129,9 +128,6 @@ def _facts(info: dict[str, Any], name: bytes) -> Facts | None:
     except (OverflowError, ValueError):  # infinite, or not a number
         return None
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
-    if version and mtime_ns is not None:
-        # Listings of some stores have milliseconds, where their replies for a file have none.
-        mtime_ns -= mtime_ns % NS
     size = info.get("size")
     if not isinstance(size, int):
         raise OriginError("the file system does not tell the size of a file")

@@ -50,9 +50,12 @@ class LibraryTree(Protocol):
 
 
 class VersionRule(NamedTuple):
-    """How files are known to have changed. `is_fixed`: the operator declares that they never do."""
+    """How files are known to have changed. `is_fixed`: the operator declares that they never do.
+    `precision_ns`: of the times that every reply of the store has. A listing may have milliseconds
+    where the reply for one file has whole seconds, as those of many stores with etags."""
 
     is_fixed: bool = False
+    precision_ns: int = 1
 
     def entry(self, facts: Facts) -> Entry | None:
         """Returns the entry of a name; None for a size that no file can have. Raises OriginError
@@ -67,6 +70,7 @@ class VersionRule(NamedTuple):
             remedy = "if its files never change, give --option files_never_change=true"
             raise OriginError(cause, remedy=remedy)
         mtime_ns = UNKNOWN_NS if facts.mtime_ns is None else clamped_ns(facts.mtime_ns)
+        mtime_ns -= mtime_ns % (NS if facts.version else self.precision_ns)
         return Entry(facts.name, Fingerprint(Kind.FILE, size, mtime_ns, facts.version))
 
     def entries(self, found: Iterable[Facts]) -> tuple[list[Entry], int]:

@@ -270,9 +270,8 @@ class Installation:
         surge = {"maxSurge": 1, "maxUnavailable": 0}
         spec = _pod_spec([self._csi(), self._fuse()], [RUN])
         spec["volumes"] += [
-            _host_volume(self.kubelet),
-            {**_host_volume(self.plugin), "hostPath": _made_directory(self.plugin)},
-        ]
+            _host_volume(self.kubelet), _host_volume(self.plugin, "DirectoryOrCreate"),
+        ]  # fmt: skip
         made = _daemon_set("node", spec, {"type": "RollingUpdate", "rollingUpdate": surge})
         made["spec"]["minReadySeconds"] = 1
         return made
@@ -369,12 +368,8 @@ def _volume_name(path: Path) -> str:
     return "host" + "".join(c if c.isalnum() else "-" for c in str(path).lower())[-50:].rstrip("-")
 
 
-def _host_volume(path: Path) -> Manifest:
-    return {"name": _volume_name(path), "hostPath": {"path": str(path), "type": "Directory"}}
-
-
-def _made_directory(path: Path) -> Manifest:
-    return {"path": str(path), "type": "DirectoryOrCreate"}
+def _host_volume(path: Path, kind: str = "Directory") -> Manifest:
+    return {"name": _volume_name(path), "hostPath": {"path": str(path), "type": kind}}
 
 
 def _mount(path: Path, *, read_only: bool = False) -> Manifest:

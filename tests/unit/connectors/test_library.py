@@ -10,6 +10,7 @@ import threading
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import fsspec
@@ -33,6 +34,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.azure.scheme import SCHEME as azure
+from connectors.base import Entry
 from connectors.deadline import bounded
 from connectors.gcs.scheme import SCHEME as gcs
 from connectors.library import scheme as library
@@ -65,13 +67,19 @@ def test_a_number_that_is_no_time_hides_its_file_alone(time: float) -> None:
     assert _facts({**facts, "mtime": 10**400}, b"f") is not None
 
 
+def entry_of(info: dict[str, Any]) -> Entry | None:
+    facts = _facts(info, b"f")
+    assert facts is not None
+    return VersionRule().entry(facts)
+
+
 def test_with_an_etag_a_listing_has_the_times_of_a_stat() -> None:
     """Otherwise each read would find another version than that of the listing."""
     stat = {"type": "file", "size": 1, "ETag": '"e"', "LastModified": datetime(2024, 5, 6, 7, 8, 9)}
     listed = {**stat, "LastModified": datetime(2024, 5, 6, 7, 8, 9, 123000)}
-    assert _facts(listed, b"f") == _facts(stat, b"f")
+    assert entry_of(listed) == entry_of(stat)
     by_time = {name: value for name, value in listed.items() if name != "ETag"}
-    assert _facts(by_time, b"f") != _facts(stat, b"f")
+    assert entry_of(by_time) != entry_of({**by_time, "LastModified": stat["LastModified"]})
 
 
 def test_a_time_before_the_epoch_is_a_time() -> None:

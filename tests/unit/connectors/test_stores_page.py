@@ -20,6 +20,7 @@ URLS = {
     "fsspec+sftp": "fsspec+sftp://host/a",
     "fsspec+s3": "fsspec+s3://bucket",
     "arrow+file": "arrow+file:///tmp",
+    "arrow+s3": "arrow+s3://bucket",
 }
 UNITS = {"1 s": 10**9, "1 ms": 10**6, "1 us": 10**3, "1 ns": 1}
 
