@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -120,6 +121,39 @@ def test_many_names_with_their_attributes(place: Place, sync_interval_s: float, 
         command = ["find", mount.path / "many", "-size", "+1"]
         subprocess.run(command, check=True, capture_output=True)
         assert mount.facts()["lookups"] - before < 10, "attributes come with the names"
+
+
+def test_a_lookup_that_hangs_holds_up_no_change_elsewhere(place: Place) -> None:
+    """The kernel invalidates no name of that directory meanwhile, but still answers known ones."""
+    for name in ("a", "b"):
+        (place.origin / name).mkdir()
+        (place.origin / name / "known").touch()
+    mount = place.mount(sync_interval_s=3600.0)
+    a, b = mount.path / "a", mount.path / "b"
+    inos = [directory.stat().st_ino for directory in (a, b)]
+    done = threading.Event()
+
+    def ask_again() -> None:
+        while not done.is_set():
+            os.stat(b / "known")
+
+    def count(what: str) -> int:
+        return int(mount.facts()[what])
+
+    for directory in (a, b):
+        os.stat(directory / "known")
+    with ThreadPoolExecutor(2) as pool, Held(mount):
+        waits, lookups = count("waits"), count("lookups")
+        pool.submit(os.path.exists, a / "new")
+        wait_until(lambda: count("waits") > waits, "the lookup waits")
+        for ino in inos:
+            mount.name_changed(ino, "known")
+        pool.submit(ask_again)
+        try:
+            wait_until(lambda: count("lookups") > lookups + 1, "the kernel asks for b/known")
+            os.stat(a / "known")
+        finally:
+            done.set()
 
 
 # ---- signals ----

@@ -205,6 +205,10 @@ class KernelMount:
         """The kernel asks for every name again."""
         assert self.process.ask(b"invalidate") == b"done"
 
+    def name_changed(self, directory_ino: int, name: str) -> None:
+        """Has the process take an event about a name."""
+        assert self.process.ask(f"changed {directory_ino} {name}".encode()) == b"done"
+
     def free(self, path: str) -> m.Freed:
         """Drops what is cached of a path."""
         freed = self.client.call(m.Free(self.namespace, path.encode()))

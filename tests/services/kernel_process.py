@@ -1,7 +1,8 @@
 """A process that serves a mount it was handed: `python -m tests.services.kernel_process`.
 
 Takes a `Handed` on standard input; the descriptors that it names are inherited. On the control
-socket it says "ready", answers "facts" with JSON, and retires or distrusts all names when told so.
+socket it says "ready", answers "facts" with JSON, and retires, distrusts all names, or takes a
+change of one, when told so.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ async def obey(control: socket.socket, vfs: Vfs, session: KernelSession) -> None
             control.send(json.dumps(facts).encode())
         elif command == b"invalidate":
             vfs.invalidate_everything()
+            control.send(b"done")
+        elif command.startswith(b"changed "):
+            _, parent, name = command.split(b" ", 2)
+            vfs.on_event(m.Invalidate(vfs.namespace, 1, [(int(parent), name)]))
             control.send(b"done")
         else:
             return session.retire()
