@@ -47,6 +47,7 @@ class KernelMountServer:
         self._sent: m.MountFacts | None = None
         self._sent_epoch = 0  # epoch of the connection
         self._is_retired = False
+        self._device = ""  # of the mount
 
     async def run(self) -> None:
         """Serves until the mount ends or a successor takes over."""
@@ -56,6 +57,7 @@ class KernelMountServer:
         )
         deposit = client.spec.deposit
         device = deposit.device if deposit else mounting.device_at(client.spec.mountpoint)
+        self._device = device
         link.on_retire = client.on_leave = self._retire
         if client.spec.successor:
             client.record.keep()
@@ -85,9 +87,16 @@ class KernelMountServer:
             log.info("a successor serves the mount now")
             return self._link.say(w.Retired())
         log.info("the mount is gone")
-        with contextlib.suppress(CacheFSError):  # of an aborted connection
-            mounting.uncover_root(self._client.spec.mountpoint)
+        self._uncover_aborted()
         self._client.leave()
+
+    def _uncover_aborted(self) -> None:
+        """Removes the cover of an aborted mount, which would hide that. The mount point of one that
+        was unmounted lazily may belong to the next mount, which would take that for an unmount."""
+        mountpoint = self._client.spec.mountpoint
+        with contextlib.suppress(CacheFSError, OSError):
+            if mounting.device_at(mountpoint) == self._device:
+                mounting.uncover_root(mountpoint)
 
     def _retire(self) -> None:
         self._is_retired = True

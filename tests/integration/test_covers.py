@@ -256,6 +256,21 @@ def test_cachefs_umount(node: Node, mnt: Path, path: str, options: tuple[str, ..
     assert not [mount for mount in read_mounts() if mount.mountpoint.startswith(str(mnt))]
 
 
+def test_a_former_mount_leaves_the_cover_of_the_next_one(
+    node: Node, mnt: Path, source: Path
+) -> None:
+    """[S-umount] It ends with its last open file, when another mount is there, which is covered."""
+    former = pids(node, mnt)["client"]
+    with open(mnt / "train" / "a" / "f1"):
+        node.ok("umount", "--lazy", mnt)
+        node.mount(f"file://{source}", "--sync-interval", "20s", "--transport", "kernel")
+        freeze(node, mnt)
+        before = covers(mnt)
+        assert len(before) == 1
+    wait_until(lambda: not is_running(former), "the former mount's client ends")
+    assert covers(mnt) == before
+
+
 def test_a_plain_umount_of_others_is_refused_below_a_covered_directory(
     node: Node, mnt: Path
 ) -> None:
