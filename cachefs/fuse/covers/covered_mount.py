@@ -81,7 +81,8 @@ class CoveredMount:
         cover = self.found().get(number)
         if cover is not None:
             self._remove(cover)
-        self._records.drop(number)
+        with contextlib.suppress(OSError):  # a record without a mount does no harm
+            self._records.drop(number)
 
     def look_up(self) -> None:
         """Resolves the paths of the covers below the root. The kernel removes a cover if it does

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import trio
@@ -40,6 +40,9 @@ class Server(Protocol):
 
     knows_covers: bool
 
+    @property
+    def is_connected(self) -> bool: ...
+
     def report(self, body: m.Message) -> None: ...
 
 
@@ -53,7 +56,9 @@ class Covers:
         self._on_unmounted = on_unmounted
         self._orders = Orders()
         self._ordered = trio.Event()
-        self._known: dict[int, bool] = {}  # view -> its cover lies over the root of the mount
+        # view -> its loss is an unmount by others: it lies over the root of the mount, and neither
+        # this client nor, in its place, the server was to remove it.
+        self._known: dict[int, bool] = {}
         self._missing: dict[int, int] = {}  # view -> looks that did not find its cover
         self._busy: Order | None = None  # in progress
         self._lock = trio.Lock()
@@ -168,14 +173,18 @@ class Covers:
         log.info("covered %s", os.fsdecode(order.path) or "the root")
 
     async def _remove(self, view: int) -> None:
-        """Uncovers. A cover that cannot be removed is not reported: the server then empties the
-        tree at its deadline."""
+        """Uncovers. A cover that cannot be removed is not reported: the server then removes it, or
+        empties the tree, at its deadline."""
+        self._expect_loss_of([view])
         failure = await self._try(functools.partial(self.mount.remove, view))
         if failure:
             return log.error("a cover cannot be removed: %s", failure)
         self._known.pop(view, None)
         self._missing.pop(view, None)
         self._server.report(m.CoverChanged(view, covered=False))
+
+    def _expect_loss_of(self, views: Iterable[int]) -> None:
+        self._known |= dict.fromkeys(self._known.keys() & views, False)
 
     async def _try(self, act: Callable[[], None]) -> str:
         """Calls `act` in a thread. Returns the cause of its failure, or ""."""
@@ -213,6 +222,7 @@ class Covers:
             self._touches -= 1
             await self._try(self.mount.look_up)
         if self.mount.has_unknown():
+            self._expect_loss_of(self._known)  # their records may be lost
             await self._try(self.mount.remove_unknown)
         self._compare(self.mount.found())
 
@@ -227,8 +237,9 @@ class Covers:
         missing = {view: self._missing.get(view, 0) + 1 for view in gone}
         self._missing = {view: looks for view, looks in missing.items() if looks < self._most(view)}
         for view in missing.keys() - self._missing:
-            was_root = self._known.pop(view)
-            if was_root and self.mount.is_there():
+            # A server that this client has no connection to may have removed it.
+            is_unmount = self._known.pop(view) and self._server.is_connected
+            if is_unmount and self.mount.is_there():
                 log.info("stopping: another program unmounted the cover of the mount point")
                 return self._on_unmounted()
             self._report(view, "the kernel or another program removed the cover")

@@ -36,13 +36,17 @@ class MountInMemory(CoveredMount):
         self.gate = threading.Event()
         self.gate.set()
         self.refusal: Exception | None = None
+        self.unknown: dict[int, Mount] = {}  # covers without a record
         self.on_look_up: Callable[[], None] = lambda: None
 
     def found(self) -> dict[int, Mount]:
         return dict(self.covers)
 
     def has_unknown(self) -> bool:
-        return False
+        return bool(self.unknown)
+
+    def remove_unknown(self) -> None:
+        self.unknown.clear()
 
     def look_up(self) -> None:
         self.on_look_up()
@@ -63,6 +67,8 @@ class MountInMemory(CoveredMount):
 
     def remove(self, view: int) -> None:
         assert self.gate.wait(10)
+        if self.refusal is not None:
+            raise self.refusal
         self.covers.pop(view, None)
 
 
@@ -71,6 +77,7 @@ class Heard:
 
     def __init__(self, *, knows_covers: bool = True) -> None:
         self.knows_covers = knows_covers
+        self.is_connected = True
         self.said: list[m.CoverChanged] = []
 
     def report(self, body: m.Message) -> None:
@@ -276,6 +283,52 @@ def test_who_removes_the_cover_of_the_root_unmounts() -> None:
     run(check)
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_cover_that_this_client_was_to_remove_is_no_unmount() -> None:
+    """After its deadline the server removes the cover itself."""
+
+    async def check(rig: Rig) -> None:
+        rig.order(1, b"")
+        await rig.until(lambda: bool(rig.server.said))
+        rig.mount.refusal = OSError(errno.EMFILE, "Too many open files")
+        rig.covers.uncover(m.Uncover(1))
+        await rig.until(lambda: not rig.covers._orders.has(1) and rig.covers._busy is None)
+        assert rig.server.pairs() == [(1, True)]
+        rig.mount.covers.clear()
+        await rig.until(lambda: rig.server.pairs() == [(1, True), (1, False)] or rig.unmounted > 0)
+        assert rig.unmounted == 0
+
+    run(check)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cover_that_is_lost_while_there_is_no_connection_is_no_unmount() -> None:
+    """A server removes the covers of clients that it does not hear of."""
+
+    async def check(rig: Rig) -> None:
+        rig.order(1, b"")
+        await rig.until(lambda: bool(rig.server.said))
+        rig.server.is_connected = False
+        rig.mount.covers.clear()
+        await rig.until(lambda: not rig.covers._known)
+        assert rig.unmounted == 0
+
+    run(check)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cover_of_the_root_whose_record_is_lost_is_no_unmount() -> None:
+    async def check(rig: Rig) -> None:
+        rig.order(1, b"")
+        await rig.until(lambda: bool(rig.server.said))
+        rig.mount.covers, rig.mount.unknown = {}, rig.mount.covers
+        await rig.until(lambda: rig.server.pairs() == [(1, True), (1, False)] or rig.unmounted > 0)
+        assert rig.unmounted == 0
+        assert rig.mount.unknown == {}
+
+    run(check)
+
+
 def test_the_end_removes_all_covers_and_refuses_more() -> None:
     async def check(rig: Rig) -> None:
         rig.order(1)
@@ -355,6 +408,19 @@ def test_a_tree_that_the_mount_does_not_show_is_refused(tmp_path: Path) -> None:
     assert server.pairs() == [(1, False)]
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(tree)
+
+
+def test_a_record_that_cannot_be_removed_keeps_no_cover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = CoverRecords(tmp_path / "a.covers")
+    records.put(RecordedCover(1, "90"))
+
+    def read_only(_: int) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(records, "drop", read_only)
+    CoveredMount("/nowhere", "0:50", records).remove(1)
 
 
 def test_records_say_which_mount_is_which_cover(tmp_path: Path) -> None:
