@@ -22,7 +22,12 @@ import pytest
 
 from cachefs.cli.commands import take_over
 from cachefs.client.blocking import BlockingClient
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Unsupported
+from cachefs.core.messages import Failure
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ClientSpec, Started, SupervisorSpec
+from cachefs.fuse.kernel.negotiation import Negotiated
+from cachefs.fuse.supervisor import supervisor as shell
 from cachefs.fuse.supervisor import upgrades
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.integration.conftest import Node, is_mounted
@@ -149,6 +154,34 @@ def test_the_supervisor_is_small(mount: Callable[..., Mounted]) -> None:
     assert anonymous_kib < 24 << 10
     assert "Threads:\t2\n" in status  # its loop, and the writer of its log
     mounted.node.umount(mounted.path)
+
+
+class Said:
+    """In place of the ready descriptor."""
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+
+    def say(self, started: Started) -> None:
+        self.started = started
+
+
+def test_a_mount_whose_session_cannot_start_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that is too old says so after it has mounted."""
+
+    def too_old(fd: int, spec: ClientSpec) -> Negotiated:
+        raise Unsupported("this kernel is too old")
+
+    monkeypatch.setattr(shell, "answer_init", too_old)
+    mountpoint, said = tmp_path / "mnt", Said()
+    mountpoint.mkdir()
+    spec = ClientSpec(str(tmp_path / "home"), "/none", UfsSpec("s3://b"), str(mountpoint))
+    shell.Supervisor(SupervisorSpec(spec), said)._mount()
+    assert said.started is not None
+    assert said.started.failure == Failure(Unsupported.code, "this kernel is too old")
+    assert not is_mounted(mountpoint)
 
 
 # ---- ending --------------------------------------------------------------------------------------

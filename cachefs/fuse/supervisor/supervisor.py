@@ -332,12 +332,12 @@ class Supervisor:
         failure: Failure | None = None
         try:
             self._fuse_fd = mount(self._spec)
+            self._device = mounting.device_at(self._spec.mountpoint)  # for `_give_up`
             self._negotiated = answer_init(self._fuse_fd, self._spec)
             self._table_fd = TakeoverTable.make()
         except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
             failure = failure_of(err if isinstance(err, CacheFSError) else CacheFSError(str(err)))
         else:
-            self._device = mounting.device_at(self._spec.mountpoint)
             mounting.raise_read_ahead(self._device)
             mounting.raise_background(self._device)
             self._state.can_take_over = self._negotiated.resend
