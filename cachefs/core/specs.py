@@ -152,6 +152,8 @@ class ClientSpec(msgspec.Struct, frozen=True):
     worker_wait_s: float = 0.0  # >0: use only the worker at `socket`; wait this long for it
     memory_budget_bytes: int = 0  # a successor replaces a client that uses more; 0: no budget
     deposit: DepositRef | None = None  # None: this mount is in no holder
+    # major:minor of the mount, from when it exists. Another mount may lie over it later.
+    device: str = ""
     master_access: MasterAccess = MasterAccess()  # only recorded: a client calls no master
 
 

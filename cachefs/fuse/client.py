@@ -173,7 +173,7 @@ class Client:
         records = CoverRecords(self.home.covers_file(where))
         if not self.spec.successor:
             records.clear()
-        device = mounting.device_at(where) if self.spec.successor else ""
+        device = mounting.device_of(self.spec) if self.spec.successor else ""
         mount = CoveredMount(where, device, records)
         return Covers(mount, namespace_base(self.spec.source.url), self.stopping.set)
 

@@ -55,9 +55,8 @@ class KernelMountServer:
         self._session = KernelSession(
             self._vfs, client.runs, link.fuse_fd, link.table, link.negotiated
         )
-        deposit = client.spec.deposit
-        device = deposit.device if deposit else mounting.device_at(client.spec.mountpoint)
-        self._device = device
+        self._device = device = mounting.device_of(client.spec)
+        link.note_device(device)
         link.on_retire = client.on_leave = self._retire
         if client.spec.successor:
             client.record.keep()

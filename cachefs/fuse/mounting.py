@@ -64,6 +64,14 @@ def device_at(mountpoint: str) -> str:
     return mount.device if mount else ""
 
 
+def device_of(spec: ClientSpec) -> str:
+    """Returns major:minor of the mount of a client; of the topmost one at its mount point if the
+    process that started the client is of an earlier version."""
+    if spec.deposit is not None:
+        return spec.deposit.device
+    return spec.device or device_at(spec.mountpoint)
+
+
 def raise_read_ahead(device: str) -> None:
     """Raises the kernel's read-ahead on this mount. Needs root; ignores errors."""
     path = Path(f"/sys/class/bdi/{device}/read_ahead_kb")

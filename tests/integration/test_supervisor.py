@@ -25,6 +25,7 @@ from cachefs.client.blocking import BlockingClient
 from cachefs.core.errors import CacheFSError, Unsupported
 from cachefs.core.messages import Failure
 from cachefs.core.model import UfsSpec
+from cachefs.core.mountinfo import read_mounts
 from cachefs.core.specs import ClientSpec, Started, SupervisorSpec
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.supervisor import supervisor as shell
@@ -260,6 +261,27 @@ def test_a_dead_mount_is_cleared(mount: Callable[..., Mounted], how: str) -> Non
     for pid in set(pids):  # the server waits a while for a client that broke off
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["client", "supervisor"])
+def test_a_file_system_that_lies_over_the_mount_stays(
+    mount: Callable[..., Mounted], role: int
+) -> None:
+    """Whoever takes over knows which of the two is its mount."""
+    mounted = mount()
+    subprocess.run(["mount", "-t", "tmpfs", "over", mounted.path], check=True)
+    try:
+        before = mounted.pids
+        os.kill(before[role], signal.SIGKILL)
+        (mounted.next_client, mounted.next_supervisor)[role](before[role])
+        pids = mounted.pids
+        os.kill(pids[role], signal.SIGTERM)
+        wait_until(lambda: not any(map(is_running, pids)), "both processes end")
+        over = read_mounts().at(str(mounted.path))
+        assert over is not None
+        assert over.fstype == "tmpfs"
+    finally:
+        subprocess.run(["umount", mounted.path], check=True)
 
 
 def test_deaths_in_a_row_end_the_mount(mount: Callable[..., Mounted]) -> None:

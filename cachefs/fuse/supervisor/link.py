@@ -201,6 +201,10 @@ class SupervisorLink:
         self._sock = ours
         self.on_supervisor()
 
+    def note_device(self, device: str) -> None:
+        """Notes the device of the mount for supervisors that this client starts."""
+        self._spec = msgspec.structs.replace(self._spec, device=device)
+
     def _hold(self, fuse_fd: int, table_fd: int, negotiated: bytes) -> None:
         self.fuse_fd, self._table_fd, self._values = fuse_fd, table_fd, negotiated
         for fd in (fuse_fd, table_fd):

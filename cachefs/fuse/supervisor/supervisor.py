@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.messages import Failure, failure_of
 from cachefs.core.specs import ClientSpec, Held, OrphanedMount, Started, SupervisorSpec
@@ -159,9 +161,13 @@ class Supervisor:
             os.set_inheritable(fd, False)
         self._negotiated = w.decode_negotiated(held.negotiated)
         self._state.can_take_over = self._negotiated.resend
+        self._note_device(mounting.device_of(self._spec))
         ref = self._spec.deposit
-        self._device = ref.device if ref else mounting.device_at(self._spec.mountpoint)
         self._held_mount = HeldMount(self._spec, ref, held) if ref else None
+
+    def _note_device(self, device: str) -> None:
+        self._device = device
+        self._spec = msgspec.structs.replace(self._spec, device=device)
 
     def _claim(self) -> None:
         assert self._held_mount is not None
@@ -332,7 +338,7 @@ class Supervisor:
         failure: Failure | None = None
         try:
             self._fuse_fd = mount(self._spec)
-            self._device = mounting.device_at(self._spec.mountpoint)  # for `_give_up`
+            self._note_device(mounting.device_at(self._spec.mountpoint))  # for `_give_up`
             self._negotiated = answer_init(self._fuse_fd, self._spec)
             self._table_fd = TakeoverTable.make()
         except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
