@@ -59,9 +59,13 @@ def sees_all() -> bool:
     return os.geteuid() == 0 and os.readlink("/proc/self/ns/pid") == _FIRST_PIDS
 
 
-def call_in(namespace: MountNamespace, act: Callable[[int], object]) -> None:
-    """Calls `act(proc)` inside a namespace. Raises OSError, also if the call takes longer than
-    `CALL_S`: then it continues."""
+def call_in(
+    namespace: MountNamespace,
+    act: Callable[[int], object],
+    ended: Callable[[], object] = lambda: None,
+) -> None:
+    """Calls `act(proc)` inside a namespace, and then `ended()` in any case. Raises OSError, also if
+    the call takes longer than `CALL_S`: then it continues."""
     failed: list[OSError] = []
 
     def run() -> None:
@@ -70,6 +74,8 @@ def call_in(namespace: MountNamespace, act: Callable[[int], object]) -> None:
                 act(proc)
         except OSError as err:
             failed.append(err)
+        finally:
+            ended()
 
     thread = threading.Thread(target=run, name="mount-namespace", daemon=True)
     thread.start()

@@ -95,10 +95,7 @@ def _replace(namespace: MountNamespace, bind: Mount, below: bytes, clone: Clone)
     except (OSError, InUse) as err:
         log.warning("the bind mount %s cannot be replaced: %s", bind.mountpoint, err)
         return False
-    try:
-        return _try(namespace, bind, act)
-    finally:
-        os.close(made)
+    return _try(namespace, bind, act, lambda: os.close(made))
 
 
 def _put(made: int, root: int) -> bool:
@@ -113,9 +110,14 @@ def _put(made: int, root: int) -> bool:
     return False
 
 
-def _try(namespace: MountNamespace, mount: Mount, act: Callable[[int], None]) -> bool:
+def _try(
+    namespace: MountNamespace,
+    mount: Mount,
+    act: Callable[[int], None],
+    ended: Callable[[], None] = lambda: None,
+) -> bool:
     try:
-        call_in(namespace, act)
+        call_in(namespace, act, ended)
         return True
     except FileNotFoundError:  # it was removed
         return False
