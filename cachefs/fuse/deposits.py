@@ -63,7 +63,10 @@ class HolderClient:
         self._path = path
         self._name = name.encode()[-MAX_NAME_BYTES:]
         self._events: collections.deque[Event] = collections.deque()
-        self._sock = connect_socket(path)
+        try:
+            self._sock = connect_socket(path)
+        except OSError as err:  # no descriptor is left
+            raise self._away(os.strerror(err.errno or 0)) from err
         self._sock.settimeout(CALL_S)
 
     def __enter__(self) -> HolderClient:
