@@ -180,10 +180,10 @@ class BackgroundSyncs:
         self._handle(Ended(target, found.state == DONE))
         self._woken.set()
         if found.state == FAILED:
-            self._warn(walk, found.message)
+            self._warn(walk, found.message, self._plan.retry_at(target))
 
-    def _warn(self, walk: Walk, message: str) -> None:
-        wait_s = max(0.0, walk.mount.walks.next_at - self._syncer.now)
+    def _warn(self, walk: Walk, message: str, retry_at: float) -> None:
+        wait_s = max(0.0, retry_at - self._syncer.now)
         text = (
             f"background sync of {shown(walk.report.path)}: {message}; changes there are seen"
             f" late; the next try is in {format_duration(wait_s)}"

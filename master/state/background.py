@@ -4,7 +4,9 @@ A *rule* is a path with a policy `sync_background`, or the root of a source that
 due once per interval, counted from the beginning of its last complete walk: a change that this walk
 missed is seen at most an interval and the duration of one walk later. A *request* is for one walk
 of a whole source. One walk per source runs at a time, and at most `MOST_AT_ONCE` in all. After a
-walk with errors its source waits, longer each time. Times are wall seconds.
+walk with errors its target pauses, longer each time, and the walks of other targets take their
+turns. The source pauses too, until one of its walks is complete: it may be down. Times are wall
+seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from cachefs.core.policies import above
 MOST_AT_ONCE: Final = 2
 JITTER: Final = 0.1  # up to this share of the interval earlier: rules set together drift apart
 RETRY_S: Final = 10.0  # after the first walk with errors; doubled with each further one
-MAX_RETRY_S: Final = 3600.0  # or the interval, if that is longer
+MAX_RETRY_S: Final = 3600.0  # of a rule, or its interval if that is longer
 _MOST_DOUBLINGS: Final = 30
 
 At = Callable[[bytes], float]
@@ -97,11 +99,32 @@ class Forget(NamedTuple):
 Action = Start | Stop | Save | Forget
 
 
+class _Pause:
+    """The pause after walks with errors, `most_s` at most."""
+
+    def __init__(self, most_s: float = MAX_RETRY_S) -> None:
+        self.most_s = most_s
+        self.failures = 0
+        self.until = 0.0
+
+    def lengthen(self, now: float, chance: float) -> None:
+        wait_s = min(self.most_s, RETRY_S * 2.0 ** min(self.failures, _MOST_DOUBLINGS))
+        self.failures += 1
+        self.until = now + wait_s * (1 - JITTER * chance)
+
+    def end(self) -> None:
+        self.failures, self.until = 0, 0.0
+
+    def correct(self, now: float) -> None:
+        self.until = min(self.until, now + self.most_s)
+
+
 class _Rule:
     def __init__(self, interval_s: float, walked: Walked, due_at: float) -> None:
         self.interval_s = interval_s
         self.walked = walked
         self.due_at = due_at
+        self.pause = _Pause(max(MAX_RETRY_S, interval_s))
 
 
 class _Source:
@@ -109,25 +132,30 @@ class _Source:
         self.rules: dict[bytes, _Rule] = {}
         self.whole = whole
         self.requested_at: float | None = None  # a walk is owed that has not begun
-        self.failures = 0
-        self.retry_at = 0.0
+        self.whole_pause = _Pause()  # after walks for requests
+        self.pause = _Pause()  # after any
 
     def correct(self, now: float) -> None:
         """Corrects the times of a wall clock that was set back."""
-        self.retry_at = min(self.retry_at, now + self.longest_retry_s)
+        for pause in (self.pause, self.whole_pause):
+            pause.correct(now)
         for rule in self.rules.values():
             rule.due_at = min(rule.due_at, now + rule.interval_s)
+            rule.pause.correct(now)
 
-    @property
-    def longest_retry_s(self) -> float:
-        return max([MAX_RETRY_S, *(rule.interval_s for rule in self.rules.values())])
+    def pause_of(self, path: bytes | None) -> _Pause:
+        return self.whole_pause if path is None else self.rules[path].pause
 
     def due(self) -> tuple[float, bytes | None] | None:
-        """Returns when the next walk is due, and which; None if there is none."""
+        """Returns when the next walk is due, and which; None if there is none. A request goes
+        before the rules until its walk had errors."""
+        times = ((max(rule.due_at, rule.pause.until), path) for path, rule in self.rules.items())
+        found: tuple[float, bytes | None] | None = min(times, default=None)
         if self.requested_at is not None:
-            return max(self.requested_at, self.retry_at), None
-        found = min(((rule.due_at, path) for path, rule in self.rules.items()), default=None)
-        return None if found is None else (max(found[0], self.retry_at), found[1])
+            at = max(self.requested_at, self.whole_pause.until)
+            if found is None or not self.whole_pause.failures or at <= found[0]:
+                found = at, None
+        return None if found is None else (max(found[0], self.pause.until), found[1])
 
 
 class BackgroundPlan:
@@ -255,24 +283,22 @@ class BackgroundPlan:
     def _completed(
         self, target: Target, kept: _Source, walked: Walked, actions: list[Action]
     ) -> None:
-        kept.failures, kept.retry_at = 0, 0.0
+        kept.pause.end()
+        kept.pause_of(target.path).end()
         if target.path is None:
             self._save_whole(target.source, kept, walked.began_at, walked.ended_at, actions)
         for path, rule in kept.rules.items():
             if target.path in (None, path):  # a walk of the whole source is one of each rule
                 rule.walked = walked
+                rule.pause.end()
                 rule.due_at = self._due(walked, rule.interval_s, walked.ended_at)
                 self._save(Target(target.source, path), walked, actions)
 
     def _failed(self, target: Target, kept: _Source, now: float) -> None:
         if target.path is None and kept.requested_at is None:
             kept.requested_at = now
-        longest_s = MAX_RETRY_S
-        if target.path in kept.rules:
-            longest_s = max(longest_s, kept.rules[target.path].interval_s)
-        wait_s = min(longest_s, RETRY_S * 2.0 ** min(kept.failures, _MOST_DOUBLINGS))
-        kept.failures += 1
-        kept.retry_at = now + wait_s * (1 - JITTER * self._chance())
+        for pause in (kept.pause, kept.pause_of(target.path)):
+            pause.lengthen(now, self._chance())
 
     def last_at(self, source: SourceId) -> float:
         """Returns when the last complete walk of a source began: of its rules the oldest, without
@@ -288,6 +314,13 @@ class BackgroundPlan:
         kept = self._sources.get(source)
         due = None if kept is None else kept.due()
         return 0.0 if due is None else due[0]
+
+    def retry_at(self, target: Target) -> float:
+        """Returns when the next try of a target that failed is due; 0: it has no more rule."""
+        kept = self._sources.get(target.source)
+        if kept is None or not self._is_wanted(target):
+            return 0.0
+        return max(kept.pause.until, kept.pause_of(target.path).until)
 
     def running(self, source: SourceId) -> bool:
         return any(target.source == source for target in self._running)

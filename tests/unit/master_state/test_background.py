@@ -3,7 +3,7 @@ random events, against what the plan promises."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -71,6 +71,19 @@ class Plan:
         return self.handle(Ended(target, complete), after_s)
 
 
+def walks(it: Plan, span_s: float, is_complete: Callable[[Target], bool]) -> list[Target]:
+    """Returns the targets that are walked within a span of time; each walk ends at once."""
+    until, seen = it.now + span_s, list[Target]()
+    while it.now < until:
+        actions = it.handle(None, 1.0)
+        while actions:
+            (action,) = actions
+            assert isinstance(action, Start)
+            seen.append(action.target)
+            actions = it.ended(action.target, complete=is_complete(action.target))
+    return seen
+
+
 RULE = Target(A, b"a")
 WHOLE = Target(A, None)
 
@@ -130,6 +143,19 @@ def test_pauses_grow_to_the_interval_if_that_is_longer() -> None:
         it.handle(None, it.plan.next_at(A) - it.now)
     it.ended(RULE, complete=False)
     assert it.plan.next_at(A) == it.now + 24 * HOUR_S
+
+
+def test_a_rule_with_errors_keeps_no_other_rule_of_its_source_from_its_walks() -> None:
+    it = Plan()
+    other = Target(A, b"other")
+    assert it.rules((A, b"a"), (A, b"other"), interval_s=60.0) == [Start(RULE)]
+    assert it.ended(RULE, complete=False) == []
+    assert it.handle(None, RETRY_S) == [Start(other)], "the pause may be that of the source"
+    assert it.ended(other) == [Start(RULE)]
+    assert it.ended(RULE, complete=False) == []
+    seen = walks(it, HOUR_S, lambda target: target == other)
+    assert seen.count(other) >= 45, "about one a minute"
+    assert 3 <= seen.count(RULE) <= 9, "its pauses grow"
 
 
 def test_a_walk_ends_with_its_rule_and_with_its_source() -> None:
@@ -211,6 +237,18 @@ def test_a_request_outlives_restarts_and_errors() -> None:
     it.restart()
     assert it.rules() == []
     assert it.plan.last_at(A) == NOW + RETRY_S
+
+
+def test_a_request_whose_walk_has_errors_keeps_no_rule_from_its_walks() -> None:
+    it = Plan()
+    it.rules((A, b"a"), interval_s=60.0)
+    it.ended(RULE)
+    assert it.handle(Requested(A)) == [Start(WHOLE)]
+    assert it.ended(WHOLE, complete=False) == []
+    seen = walks(it, HOUR_S, lambda target: target == RULE)
+    assert seen.count(RULE) >= 45
+    assert 3 <= seen.count(WHOLE) <= 9
+    assert it.saved[WHOLE].requested, "it is still owed"
 
 
 def test_a_request_for_what_is_no_source_is_none() -> None:
