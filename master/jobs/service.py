@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
@@ -208,8 +209,8 @@ class LoadJobs:
             await self._forget_some()
 
     async def _forget_some(self) -> None:
-        """Forgets the oldest ended jobs over the limit, and deletes the records of forgotten jobs
-        in batches."""
+        """Forgets the jobs over the limit that ended first, and deletes the records of forgotten
+        jobs in batches."""
         try:
             await self._trim()
             for number, record in [*self._forgotten.items()]:
@@ -222,6 +223,7 @@ class LoadJobs:
     async def _trim(self) -> None:
         async with self._changing:
             ended = [n for n, job in self._jobs.items() if job.record.state.has_ended]
+            ended.sort(key=lambda number: self._jobs[number].record.ended_at_s or math.inf)
             for number in ended[: max(0, len(ended) - MAX_ENDED)]:
                 await self._forget(number)
 

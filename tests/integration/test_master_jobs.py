@@ -470,6 +470,25 @@ def test_the_oldest_ended_jobs_are_forgotten(
     run(work())
 
 
+def test_a_long_job_is_kept_whatever_ended_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_ENDED", 3)
+
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=5), TaskWorker()) as master:
+            long = (await master.submit_job(JobSpec((b"a/f0000",)), more=True)).job
+            for _ in range(3):
+                await load(master, b"/a", b"/nix")
+            await master.add_job_paths(long, 1, [b"a/f0001"], last=True)
+            await ended(master, long)
+            while len(found := (await master.jobs(0, 10)).jobs) > 3:
+                await asyncio.sleep(0.01)
+            assert [one.job for one in found] == [4, 3, long]
+
+    run(work())
+
+
 def test_jobs_that_are_not_finished_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
