@@ -187,10 +187,12 @@ class LoadJobs:
             self._polls.wake()
 
     def _room(self) -> int | None:
-        """Returns the total cache capacity in bytes; None until all workers reported theirs."""
-        if not self._caches or len(self._caches) < self._owners():
-            return None
-        return sum(self._caches.values())
+        """Returns the total cache capacity in bytes of the workers that own blocks; None until
+        all of them reported theirs. Other workers report one, too: they load nothing."""
+        view = self._view()
+        names = self._caches if view is None else [one.id for one in view.members if one.weight > 0]
+        caches = [self._caches.get(name, -1) for name in names]
+        return sum(caches) if caches and min(caches) >= 0 else None
 
     def _owners(self) -> int:
         """Returns the number of workers that own blocks."""

@@ -132,6 +132,39 @@ def test_a_job_without_a_worker_that_owns_blocks_says_so_and_goes_on_when_one_co
     run(work())
 
 
+def test_the_caches_of_workers_that_own_no_blocks_are_no_room(tmp_path: Path) -> None:
+    """Workers of mounts ask for work and report their caches, some before those that own."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as it:
+            await it.add(b"/data", {b"d/%04d" % n: b"x" * 10 for n in range(300)})
+            owner, mount = TaskWorker("a" * 32, capacity=9000), TaskWorker("c" * 32, capacity=100)
+            await it.ask(registered(owner.name), c.Registered)
+            await it.ask(registered(mount.name, 20001, weight=0.0), c.Registered)
+            call = m.SubmitJob(it.namespace, JobSpec((b"/data/d/0000",)), more=True)
+            job = (await it.ask(call, m.JobSubmitted)).job
+            serving = [await served(it, mount)]
+            while not mount.running:
+                await asyncio.sleep(0.005)
+            await it.ask(m.AddJobPaths(it.namespace, job, 1, [b"/data/d"], True), m.Done)
+
+            async def shown() -> JobStatus:
+                return (await it.ask(m.GetJob(it.namespace, job), m.JobReply)).job
+
+            while not (found := await shown()).listing_done and not found.state.has_ended:
+                await asyncio.sleep(0.005)
+            assert (found.state, found.message) == (JobState.LOADING, "")
+            serving.append(await served(it, owner))
+            while not (ended := await shown()).state.has_ended:
+                await asyncio.sleep(0.005)
+            assert (ended.state, ended.files_done) == (JobState.SUCCEEDED, 301)
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+
+    run(work())
+
+
 TOKENS = """
 operators-token-1
 limited-to-team-a path=/team-a
