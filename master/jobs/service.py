@@ -432,7 +432,7 @@ class LoadJobs:
         """Returns a page of a job's failures. Raises NotFound."""
         record = self._job(job).record
         with self._ground.store.snapshot() as reader:
-            found = table.failures(reader, job, record.round, after, FAILURES_PER_REPLY)
+            found = table.failures(reader, record.job, record.round, after, FAILURES_PER_REPLY)
         page = table.fitting(found)
         is_all = len(page) == len(found) < FAILURES_PER_REPLY
         return JobFailures([failure for _, failure in page], 0 if is_all else page[-1][0])

@@ -363,6 +363,23 @@ def test_the_same_list_in_pieces_updates_the_job_that_runs(tmp_path: Path) -> No
     run(work())
 
 
+def test_the_number_of_a_merged_job_has_the_failures_of_the_one_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        worker = TaskWorker()
+        worker.gate.clear()
+        async with opened(tmp_path, origin(a=1), worker) as master:
+            first = (await master.submit_job(JobSpec((b"a/f0000", b"nix")))).job
+            merged = (await master.submit_job(JobSpec((b"nix",)), more=True)).job
+            await master.add_job_paths(merged, 1, [b"a/f0000"], last=True)
+            worker.gate.set()
+            assert (await ended(master, merged)).job == first
+            assert await failures(master, merged) == [(b"nix", "not-found")]
+
+    run(work())
+
+
 def test_what_does_not_fit_stops_with_figures_and_can_go_on(tmp_path: Path) -> None:
     async def work() -> None:
         worker = TaskWorker(room_files=120)
