@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 MAP_BYTES: Final = 1 << 40  # sparse: address space, not disk
 MIN_MAP_BYTES: Final = 1 << 30
+NO_ROOM: Final = ("No space left", "quota exceeded")  # in the texts of errors
 FILES: Final = ("data.mdb", LOCK_TABLE, "owner.lock")
 NETWORK_MAGICS: Final = {
     0x6969: "NFS",
@@ -244,7 +245,13 @@ def _translated(directory: Path) -> Iterator[None]:
 
 def _typed(err: lmdb.Error, directory: Path) -> CacheFSError:
     path = str(directory)
-    if isinstance(err, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(err):
+    if isinstance(err, lmdb.MapFullError):
+        return NoSpace(
+            "the metadata store has filled its map in the address space",
+            path=path,
+            remedy="raise its limit (ulimit -v, LimitAS= of systemd) and start the server again",
+        )
+    if isinstance(err, lmdb.DiskError) or any(text in str(err) for text in NO_ROOM):
         return NoSpace("no room for the metadata store", path=path, remedy="make room on its disk")
     if isinstance(err, lmdb.PanicError):  # a write of the meta page failed: what it has is right
         return Unavailable(

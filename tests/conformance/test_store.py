@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 
+import lmdb
 import msgspec
 import pytest
 
-from cachefs.core.errors import BadConfig, CacheFSError, InUse
+from cachefs.core.errors import BadConfig, CacheFSError, InUse, NoSpace
 from cachefs.core.model import ROOT_INO, Fingerprint, Inode, Kind, NamespaceId, UfsSpec
 from connectors.base import Entry
 from master.state.merge import Batch, Pages
@@ -395,6 +396,27 @@ def test_damaged_or_impossible_files_are_one_typed_error(
     assert str(tmp_path) in caught.value.one_line()
     (tmp_path / "data.mdb").rename(tmp_path / "aside")
     LmdbStore(tmp_path).close()  # nothing is held after the failure
+
+
+def test_a_quota_of_the_disk_is_no_room(tmp_path: Path) -> None:
+    def refused(writer: Writer) -> None:
+        raise lmdb.Error("mdb_txn_commit: Disk quota exceeded")
+
+    store = LmdbStore(tmp_path)
+    with pytest.raises(NoSpace, match="make room on its disk"):
+        store.write(refused).result()
+    store.close()
+
+
+def test_a_full_map_names_the_limit_of_the_address_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_store, "MAP_BYTES", 1 << 20)
+    store = LmdbStore(tmp_path)
+    rows = [(b"%d" % n, bytes(4096)) for n in range(300)]
+    with pytest.raises(NoSpace, match="ulimit -v"):
+        store.write(lambda writer: writer.put(Table.META, rows)).result()
+    store.close()
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
