@@ -201,7 +201,7 @@ class MasterServer:
             body = self._encoder.encode(await self._ask(call, caller))
         except CacheFSError as err:
             return self._failed(err)
-        except struct.error as err:  # a number that fits no key of the store
+        except (struct.error, OverflowError) as err:  # a number that fits no key of the store
             return self._failed(ProtocolError(f"a number is out of range: {err}"))
         except Exception as err:  # the caller gets a reply in any case
             log.error("a call failed", exc_info=err)

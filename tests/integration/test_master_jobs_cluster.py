@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.errors import CacheFSError, NotFound, ProtocolError
 from cachefs.core.jobs import FileProgress, JobSpec, JobState, JobStatus, Task
 from cachefs.core.policies import Policy
 from tests.integration.job_worker import TaskWorker
@@ -161,6 +161,17 @@ def test_the_caches_of_workers_that_own_no_blocks_are_no_room(tmp_path: Path) ->
             for task in serving:
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
+
+    run(work())
+
+
+def test_a_place_before_the_first_failure_is_a_bad_number(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as it:
+            call = m.SubmitJob(it.namespace, JobSpec((b"/a",)))
+            job = (await it.ask(call, m.JobSubmitted)).job
+            with pytest.raises(ProtocolError, match="out of range"):
+                await it.ask(m.GetJobFailures(it.namespace, job, -1), m.JobFailures)
 
     run(work())
 
