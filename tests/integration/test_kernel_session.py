@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
+from cachefs.core.model import ROOT_INO
+from cachefs.core.mountinfo import read_mounts
 from cachefs.fuse.kernel.table import TakeoverTable
 from tests.services.kernel_mount import KernelMount
 from tests.services.processes import wait_until
@@ -154,6 +156,36 @@ def test_a_lookup_that_hangs_holds_up_no_change_elsewhere(place: Place) -> None:
             os.stat(a / "known")
         finally:
             done.set()
+
+
+def test_what_is_in_a_directory_that_changes_stays(place: Place) -> None:
+    """A mount below it, and the working directory of a program: its mode may have changed."""
+    (place.origin / "directory" / "below").mkdir(parents=True)
+    mount = place.mount(sync_interval_s=3600.0)
+    directory, small = mount.path / "directory", mount.path / "small"
+    below, script = str(directory / "below"), "import os; input(); print(os.getcwd())"
+    small.stat()
+    subprocess.run(["mount", "-t", "tmpfs", "below", below], check=True)
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as program:
+            lookups = mount.facts()["lookups"]
+            for name in ("directory", "small"):
+                mount.name_changed(ROOT_INO, name)
+            wait_until(
+                lambda: small.exists() and mount.facts()["lookups"] > lookups,
+                "the kernel asks for the second name",
+            )
+            assert program.communicate("\n", 20)[0] == f"{directory}\n"
+        assert os.listdir(directory) == ["below"]
+        assert read_mounts().at(below) is not None
+    finally:
+        subprocess.run(["umount", "-q", below], check=False)
 
 
 # ---- signals ----

@@ -128,6 +128,7 @@ ACCESS_IN: Final = struct.Struct("<II")  # mask pad
 DIRENT: Final = struct.Struct("<QQII")  # ino off namelen type
 BACKING_MAP: Final = struct.Struct("<iIQ")  # fd flags padding
 _INVAL_ENTRY: Final = struct.Struct("<IiQ" + "QII")  # parent namelen flags
+_EXPIRE_ONLY: Final = 1
 
 HEADER_BYTES: Final = IN_HEADER.size
 OUT_HEADER_BYTES: Final = OUT_HEADER.size
@@ -202,9 +203,11 @@ def dirent(ino: int, cookie: int, kind: int, name: bytes) -> bytes:
 
 
 def inval_entry(parent: int, name: bytes) -> bytes:
-    """Returns the notification that invalidates a name."""
+    """Returns the notification that invalidates a name. The kernel looks it up at its next use, and
+    keeps what is mounted below it, and the working directories there, if it still leads to the same
+    inode. Linux before 6.2 drops the name instead."""
     length = _INVAL_ENTRY.size + len(name) + 1
-    header = _INVAL_ENTRY.pack(length, Notify.INVAL_ENTRY, 0, parent, len(name), 0)
+    header = _INVAL_ENTRY.pack(length, Notify.INVAL_ENTRY, 0, parent, len(name), _EXPIRE_ONLY)
     return header + name + b"\0"
 
 

@@ -131,7 +131,7 @@ def test_entries_of_any_name_length_are_aligned(name: bytes) -> None:
 
 def test_a_name_to_forget() -> None:
     golden = u32(16 + 16 + 4) + i32(3) + u64(0)  # code FUSE_NOTIFY_INVAL_ENTRY, unique 0
-    golden += u64(1) + u32(3) + u32(0) + b"abc\0"  # parent namelen flags
+    golden += u64(1) + u32(3) + u32(1) + b"abc\0"  # parent namelen flags
     assert codec.inval_entry(1, b"abc") == golden
 
 

@@ -530,6 +530,6 @@ def test_what_changed_is_told_to_the_kernel(run: Run, node: FakeNode) -> None:
         directory = await served.kernel.look("d")
         node.event(m.Invalidate(NAMESPACE, 1, [(directory, b"warm")]))
         body = await served.kernel.notified(Notify.INVAL_ENTRY)
-        assert body == u64(directory) + u32(4) + u32(0) + b"warm\0"
+        assert body == u64(directory) + u32(4) + u32(1) + b"warm\0"
 
     run(test)
