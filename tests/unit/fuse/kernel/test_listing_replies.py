@@ -12,7 +12,9 @@ from cachefs.fuse.kernel.attributes import Attributes
 from cachefs.fuse.kernel.listing_replies import MAX_OWNERS, ListingReplies
 
 DEFAULTS = Defaults(uid=1000, gid=1001, file_mode=0o640, dir_mode=0o750)
-NAMES = st.binary(min_size=1, max_size=255).filter(lambda name: not {0, 47} & set(name))
+NAMES = st.binary(min_size=1, max_size=255).filter(
+    lambda name: not {0, 47} & set(name) and name not in (b".", b"..")
+)
 INODES = st.builds(
     Inode,
     ino=st.integers(2, MAX_INO),
