@@ -50,42 +50,49 @@ class Files:
         """Opens a file without a request. Returns None when it is not complete here. The caller
         keeps it or drops it. Raises OSError when no descriptor is left."""
         if inode.size == 0:
-            return FileHandle(inode.ino, 0, pid, inode.nonce)
+            return FileHandle.of(inode, 0, pid)
         opened = self.open_published(inode)
         if opened is None:
             return None
-        fd, device, tier = opened
-        handle = FileHandle(inode.ino, inode.size, pid, inode.nonce)
+        handle = FileHandle.of(inode, inode.size, pid)
         handle.namespace = self.namespace
         handle.warm = True
-        handle.use_complete(Descriptor(fd, self._reader.flags_of(device, fd), tier))
+        handle.use_complete(self._complete(opened))
         return handle
 
     def open_published(self, inode: Inode) -> tuple[int, int, int] | None:
         """Returns (descriptor, st_dev, tier) of a file that is complete here, else None. The caller
         closes the descriptor. Raises OSError when no descriptor is left."""
         name = ContentId.name_of(self.namespace, inode)
-        opened = self.published.open(self._node.caller.published.dirs, name, inode.size)
+        opened = self._cache_file(name, inode.size)
         if opened is not None:
             self._note_use(name)
         return opened
 
-    async def open(self, ino: int, nonce: int, pid: int) -> FileHandle:
+    def _cache_file(self, name: str, size: int) -> tuple[int, int, int] | None:
+        return self.published.open(self._node.caller.published.dirs, name, size)
+
+    def _complete(self, opened: tuple[int, int, int]) -> Descriptor:
+        fd, device, tier = opened
+        return Descriptor(fd, self._reader.flags_of(device, fd), tier)
+
+    async def open(self, inode: Inode, pid: int) -> FileHandle:
         """Opens a file at the server; the caller keeps it or drops it. Raises the typed errors:
         Stale when the ino was removed or its content has another nonce (0: not known)."""
-        handle = FileHandle(ino, -1, pid, nonce)
+        handle = FileHandle.of(inode, -1, pid)
         handle.namespace = self.namespace
         await self._open_at_server(handle)
         return handle
 
-    def adopt(self, fh: int, ino: int, size: int, nonce: int) -> None:
-        """Adds a file that a predecessor had open. Its first read opens it at the server."""
-        handle = FileHandle(ino, size, 0, nonce)
+    def adopt(self, fh: int, inode: Inode) -> None:
+        """Adds a file that a predecessor had open, of which ino, size, version and nonce (0: not
+        known) are used. Its first read opens it at the server."""
+        handle = FileHandle.of(inode, inode.size, 0)
         handle.namespace = self.namespace
         self.table.add(handle, fh)
-        if nonce:
-            known = self._adopted.get(ino, nonce)
-            self._adopted[ino] = nonce if known == nonce else SEVERAL
+        if inode.nonce:
+            known = self._adopted.get(inode.ino, inode.nonce)
+            self._adopted[inode.ino] = inode.nonce if known == inode.nonce else SEVERAL
 
     @property
     def has_adopted(self) -> bool:
@@ -140,6 +147,21 @@ class Files:
             descriptor = self._descriptor(fd, reply.tier) if fd is not None else None
             handle.tier = reply.tier
             handle.use_partial(descriptor, reply.handle, epoch)
+
+    async def _open_again(self, handle: FileHandle) -> None:
+        """Opens a file that a predecessor or an earlier session had open. One that has lost its
+        name is read from its cache file, if that is complete here."""
+        try:
+            await self._open_at_server(handle)
+        except Stale:
+            if handle.past_tier or handle.inode is None:
+                raise
+            opened = self._cache_file(
+                ContentId.name_of(handle.namespace, handle.inode), handle.size
+            )
+            if opened is None:
+                raise
+            handle.use_complete(self._complete(opened))
 
     def _check_namespace(self, handle: FileHandle) -> None:
         if handle.namespace != self.namespace:
@@ -262,7 +284,7 @@ class Files:
         """Makes bytes at `offset` readable. In a new session, opens the file again first."""
         for _ in range(TRIES):
             if handle.epoch != self._node.epoch:
-                await self._open_at_server(handle)
+                await self._open_again(handle)
             if handle.source(offset) is not None:
                 return
             if handle.keep == 1:

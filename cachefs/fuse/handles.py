@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cachefs.core.errors import NotFound
 from cachefs.core.messages import MOST_KEPT
-from cachefs.core.model import NamespaceId
+from cachefs.core.model import Inode, NamespaceId
 from cachefs.core.owned_fd import OwnedFd
 from cachefs.fuse.intervals import Intervals
 
@@ -76,6 +76,7 @@ class FileHandle:
         "descriptor",
         "epoch",
         "ino",
+        "inode",
         "keep",
         "namespace",
         "nonce",
@@ -92,6 +93,7 @@ class FileHandle:
 
     def __init__(self, ino: int, size: int, pid: int, nonce: int = 0) -> None:
         self.ino = ino
+        self.inode: Inode | None = None  # as it was opened; a predecessor's may lack attributes
         self.nonce = nonce  # of the opened content; 0: not known
         self.namespace = NamespaceId(b"")  # in which the server knows `ino`
         self.size = size
@@ -107,6 +109,13 @@ class FileHandle:
         self.tier = 0  # in which the server has the file
         self.server_handle = 0
         self.epoch = 0
+
+    @classmethod
+    def of(cls, inode: Inode, size: int, pid: int) -> FileHandle:
+        """Returns a handle of an inode. `size` -1: the server has not confirmed it yet."""
+        handle = cls(inode.ino, size, pid, inode.nonce)
+        handle.inode = inode
+        return handle
 
     def use_complete(self, descriptor: Descriptor | None) -> None:
         """Reads every byte from `descriptor` from now on (None: from the present one)."""
@@ -187,11 +196,12 @@ class FileHandle:
 
 
 class HandleTable:
-    """File handles by number, with a count of open handles per ino."""
+    """File handles by number, with a count of open handles per ino and the inode of its first."""
 
     def __init__(self) -> None:
         self._handles: dict[int, FileHandle] = {}
         self._opens: dict[int, int] = {}
+        self._inodes: dict[int, Inode] = {}  # of open inos
         self._last = 0
 
     def __len__(self) -> int:
@@ -206,6 +216,8 @@ class HandleTable:
             self._last += 1
             fh = self._last
         self._handles[fh] = handle
+        if handle.inode is not None and handle.ino not in self._opens:
+            self._inodes[handle.ino] = handle.inode
         self._opens[handle.ino] = self._opens.get(handle.ino, 0) + 1
         return fh
 
@@ -225,10 +237,15 @@ class HandleTable:
             self._opens[handle.ino] = left
         else:
             del self._opens[handle.ino]
+            self._inodes.pop(handle.ino, None)
         return handle
 
     def is_open(self, ino: int) -> bool:
         return ino in self._opens
+
+    def inode(self, ino: int) -> Inode | None:
+        """Returns the inode of an open ino, as its first open handle has it."""
+        return self._inodes.get(ino)
 
     def check_invariants(self) -> None:
         counts: dict[int, int] = {}
@@ -236,3 +253,4 @@ class HandleTable:
             counts[handle.ino] = counts.get(handle.ino, 0) + 1
             assert handle.complete or handle.present is not None or not handle.epoch
         assert counts == self._opens
+        assert self._inodes.keys() <= self._opens.keys()

@@ -29,7 +29,6 @@ from cachefs.core.errors import (
     Stale,
 )
 from cachefs.core.model import MAX_INO, MAX_NAME_BYTES, ROOT_INO, Inode, Kind, NamespaceId
-from cachefs.core.two_generation_map import TwoGenerationMap
 from cachefs.fuse.attributes import Defaults, kernel_time
 from cachefs.fuse.dentries import (
     DEFAULT_INODES,
@@ -60,7 +59,6 @@ log = logging.getLogger(__name__)
 REPORT_USES_S: Final = 1.0
 OPEN_STALE_S: Final = 3600.0  # attributes of an open file that lost its name: they never change
 MAX_PAGES_PER_SEEK: Final = 1 << 16
-MAX_FORMER: Final = 4096  # inodes of open files whose ino now belongs to another file
 MAX_NAMES_AHEAD: Final = 64  # directories queued for read-ahead; further ones are skipped
 _CHANGES: Final = os.O_ACCMODE | os.O_TRUNC | os.O_CREAT  # O_APPEND alone changes nothing
 _FILE: Final = Kind.FILE
@@ -99,7 +97,9 @@ class Vfs:
         self.keeps_pages = True  # by the kernel, between opens: no tier has lost bytes
         self.on_doubt: Callable[[int], None] = lambda _tier: None  # for the kernel's open nodes
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # passthrough opens too
-        self._former: TwoGenerationMap[int, Inode] = TwoGenerationMap(MAX_FORMER)
+        # the inode of an open nodeid as it was opened, if it is known
+        self.inode_of_open: Callable[[int], Inode | None] = self.files.table.inode
+        self._warned_of_rollback = False
         self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_check_reused`
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._attach = attach
@@ -147,7 +147,9 @@ class Vfs:
             if found.inode is None:
                 raise Stale("the file is gone")
         except Stale:
-            inode = self._cache.inode(ino) if self._is_open(ino) else None
+            inode = self.inode_of_open(nodeid)
+            if inode is None and self._is_open(ino):  # adopted from a table without attributes
+                inode = self._cache.inode(ino)
             if inode is None:
                 self._cache.forget_inode(ino)
                 raise
@@ -159,7 +161,7 @@ class Vfs:
 
     def getattr_former(self, nodeid: int) -> m.Found:
         """Returns the attributes of an open file whose ino was reassigned, or raises Stale."""
-        inode = self._former.get(nodeid & MAX_INO)
+        inode = self.inode_of_open(nodeid)
         if inode is None:
             raise Stale("the file is gone")
         return m.Found(inode, OPEN_STALE_S)
@@ -212,9 +214,9 @@ class Vfs:
             raise IsADirectory("a directory cannot be opened as a file")
         return self.files.open_warm(inode, pid) or MUST_WAIT
 
-    def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | MustWait | None:
-        """Returns (descriptor, size in bytes, tier) of a published file, for passthrough; the
-        caller closes the descriptor. None: not a file, or empty; use `open_file_nowait`."""
+    def open_published(self, nodeid: int, flags: int) -> tuple[int, Inode, int] | MustWait | None:
+        """Returns (descriptor, inode, tier) of a published file, for passthrough; the caller closes
+        the descriptor. None: not a file, or empty; use `open_file_nowait`."""
         self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
@@ -224,29 +226,25 @@ class Vfs:
         if (opened := self.files.open_published(inode)) is None:
             return MUST_WAIT
         self.files.note_passthrough(inode.size)
-        return opened[0], inode.size, opened[2]
+        return opened[0], inode, opened[2]
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
         """Returns an open file without a number, opened at the server. Raises as `open`."""
         self.refuse_writing(flags)
         ino = nodeid & MAX_INO
         try:
-            return await self.files.open(ino, await self._nonce(nodeid), pid)
+            inode = self._cache.inode(ino) or (await self.getattr(nodeid)).inode
+            assert inode is not None
+            return await self.files.open(inode, pid)
         except Stale:
             if self._is_open(ino):
-                self._reassign(ino)
+                self.on_given_again(ino)
             self._cache.forget_inode(ino)
             raise
 
-    async def _nonce(self, nodeid: int) -> int:
-        """Returns the nonce of the content that an open of this nodeid means. Requests the
-        attributes from the server when the cache does not have them."""
-        inode = self._cache.inode(nodeid & MAX_INO) or (await self.getattr(nodeid)).inode
-        return inode.nonce if inode is not None else 0
-
-    def adopt(self, fh: int, nodeid: int, size: int, nonce: int = 0) -> None:
+    def adopt(self, fh: int, inode: Inode) -> None:
         """Adds a file that a predecessor had open under the number `fh`."""
-        self.files.adopt(fh, nodeid & MAX_INO, size, nonce)
+        self.files.adopt(fh, inode)
 
     def opener(self, fh: int) -> int:
         """Returns the pid that opened a file."""
@@ -441,20 +439,15 @@ class Vfs:
         metadata store was rolled back. A directory keeps its nodeid, with another generation."""
         known = self._cache.inode(inode.ino) or self.files.pop_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
-            if not self._former:
+            if not self._warned_of_rollback:
+                self._warned_of_rollback = True
                 log.warning(
                     "inode %d is another file now: the metadata store was rolled back", inode.ino
                 )
             if inode.kind is _FILE:
-                self._reassign(inode.ino)
+                self.on_given_again(inode.ino)
             else:
                 self._cache.forget_names()  # some may be those of the former directory
-
-    def _reassign(self, ino: int) -> None:
-        """Moves the ino to a new nodeid. Open files keep theirs."""
-        if (former := self._cache.inode(ino)) is not None:
-            self._former.put(ino, former)
-        self.on_given_again(ino)
 
     def _is_open(self, ino: int) -> bool:
         return self.files.table.is_open(ino) or self.is_open_elsewhere(ino)

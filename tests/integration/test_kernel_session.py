@@ -29,6 +29,7 @@ from cachefs.core.mountinfo import read_mounts
 from cachefs.fuse.kernel.table import TakeoverTable
 from tests.services.kernel_mount import KernelMount
 from tests.services.processes import wait_until
+from tests.services.statx import asked_attributes
 
 MIB = 1 << 20
 SMALL = random.Random(1).randbytes(110 << 10)
@@ -593,22 +594,39 @@ def test_requests_wait_for_the_successor(place: Place) -> None:
     listing.close()
 
 
-def test_an_open_file_that_was_replaced_keeps_its_attributes_over_a_takeover(place: Place) -> None:
-    mount = place.mount(sync_interval_s=0.0)
-    warm(mount, "big")
+@pytest.mark.parametrize("why_not", ["", "switched off"], ids=["passthrough", "cached"])
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("deaths", [0, 2])
+def test_an_open_file_that_lost_its_name_keeps_its_attributes_and_bytes(
+    place: Place, why_not: str, how: str, deaths: int
+) -> None:
+    """[S-open-handles] Two deaths of the client: the second one had adopted the file."""
+    mount = place.mount(sync_interval_s=0.0, why_not=why_not)
+    if not why_not:
+        warm(mount, "big")
     with open(mount.path / "big", "rb", buffering=0) as opened:
-        before = os.fstat(opened.fileno())
-        place.put("big", SMALL, mtime_s=1_700_000_100)
-        assert os.stat(mount.path / "big").st_size == len(SMALL)
-        assert os.fstat(opened.fileno()) == before
-        mount.kill()
-        mount.succeed()
-        assert os.stat(mount.path / "big").st_size == len(SMALL)
-        after = os.fstat(opened.fileno())
-        assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
-        assert opened.read(len(BIG)) == BIG
-        assert opened.read(1) == b""
-    assert (mount.path / "big").read_bytes() == SMALL
+        before = asked_attributes(opened.fileno())
+        assert os.pread(opened.fileno(), len(BIG), 0) == BIG
+        if how == "removed":
+            (place.origin / "big").unlink()
+        else:
+            place.put("big", SMALL, mtime_s=1_700_000_100)
+        for _ in range(deaths):
+            mount.kill()
+            mount.succeed()
+        names = ["small"] if how == "removed" else ["big", "small"]
+        assert [(path.name, path.stat().st_size) for path in sorted(mount.path.iterdir())] == [
+            (name, len(SMALL)) for name in names
+        ]
+        requests = mount.facts()["requests"]
+        end = len(BIG) - 100
+        assert os.pread(opened.fileno(), 200, end) == BIG[end:], "the kernel asks for the size"
+        assert asked_attributes(opened.fileno()) == before
+        assert mount.facts()["requests"] > requests
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(opened.fileno(), len(BIG), 0) == BIG, "the cache still has it"
+    if how == "replaced":
+        assert (mount.path / "big").read_bytes() == SMALL
 
 
 def test_retired_and_succeeded_under_readers(place: Place) -> None:

@@ -32,6 +32,7 @@ from tests.services.processes import (
     stop,
     wait_until,
 )
+from tests.services.statx import Attributes, asked_attributes
 from tests.services.unmounting import unmount
 
 MIB = 1 << 20
@@ -464,22 +465,24 @@ def test_an_upgrade_under_load(mount: Callable[..., Survivor], rng: random.Rando
 
 
 class Held:
-    """Files that are open and mapped, and the bytes that they must go on having."""
+    """Files that are open and mapped, and the bytes and attributes that they must go on having."""
 
     def __init__(self, stack: contextlib.ExitStack, root: Path, names: list[str]) -> None:
         self.files = []
         for name in names:
             file = stack.enter_context((root / name).open("rb", buffering=0))
             view = stack.enter_context(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-            self.files.append((name, file.fileno(), view, view[:]))
+            attributes = asked_attributes(file.fileno())
+            self.files.append((name, file.fileno(), view, view[:], attributes))
 
     def check(self) -> None:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(self._check, self.files))
 
     @staticmethod
-    def _check(held: tuple[str, int, mmap.mmap, bytes]) -> None:
-        name, fd, view, want = held
+    def _check(held: tuple[str, int, mmap.mmap, bytes, Attributes]) -> None:
+        name, fd, view, want, attributes = held
+        assert asked_attributes(fd) == attributes, name
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(fd, len(want), 0) == want, name
         assert view[:] == want, name

@@ -12,6 +12,7 @@ import os
 from typing import Final
 
 from cachefs.core.errors import Stale
+from cachefs.core.model import Inode
 from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.kernel import codec
 from cachefs.fuse.kernel.codec import UNIQUE_MASK, OpenFlag
@@ -49,6 +50,7 @@ class Opens:
         self._device = device
         self._table = table
         vfs.is_open_elsewhere = self.nodes.is_open
+        vfs.inode_of_open = self.inode_of
         vfs.on_doubt = self.nodes.doubt
         vfs.on_given_again = self.nodes.reassign_ino
 
@@ -78,9 +80,9 @@ class Opens:
             if published is MUST_WAIT:
                 return MUST_WAIT
             if published is not None:
-                fd, size, tier = published
+                fd, inode, tier = published
                 try:
-                    backing_id = self._pass_through(unique, nodeid, fd, size, tier)
+                    backing_id = self._pass_through(unique, nodeid, fd, inode, tier)
                 finally:
                     os.close(fd)
                 if backing_id:
@@ -108,6 +110,7 @@ class Opens:
     def _use(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         """Joins a passthrough node, or starts passthrough, or keeps the file in cached mode."""
         self._check_former(nodeid)  # it may have become former during the wait for the server
+        assert handle.inode is not None
         node = self.nodes.get(nodeid)
         if node is not None and node.mode is Mode.PASSTHROUGH:
             self._vfs.files.drop(handle)
@@ -115,26 +118,27 @@ class Opens:
         if handle.complete and handle.descriptor is not None and not self.why_not:
             if node is None:
                 fd, tier = handle.descriptor.fd, handle.descriptor.tier
-                backing_id = self._pass_through(unique, nodeid, fd, handle.size, tier)
+                backing_id = self._pass_through(unique, nodeid, fd, handle.inode, tier)
                 if backing_id:
                     self._vfs.files.drop(handle)
                     return self._reply(unique, Mode.PASSTHROUGH, backing_id)
             elif self.nodes.move_on(nodeid):
                 raise Stale("the file is complete: passthrough needs its next nodeid")
-        return self._cache(unique, nodeid, handle)
+        return self._cache(unique, nodeid, handle, handle.inode)
 
     def _join(self, unique: int, nodeid: int, backing_id: int) -> bytes:
         """Adds an open to a passthrough nodeid: the same backing file, no request."""
-        fh = unique & UNIQUE_MASK
-        self._table.add(fh, nodeid, 0, Mode.PASSTHROUGH)
+        fh, one = unique & UNIQUE_MASK, self._slot_of(nodeid)
+        assert one is not None
+        self._table.add(fh, nodeid, Mode.PASSTHROUGH, one.inode, has_attributes=one.has_attributes)
         self._table.set_backing(fh, backing_id, is_new=False)
         self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id)
         return self._reply(unique, Mode.PASSTHROUGH, backing_id)
 
-    def _pass_through(self, unique: int, nodeid: int, fd: int, size: int, tier: int) -> int:
+    def _pass_through(self, unique: int, nodeid: int, fd: int, inode: Inode, tier: int) -> int:
         """Registers a complete file. Returns its backing id, 0 if the kernel refuses."""
         fh = unique & UNIQUE_MASK
-        self._table.add(fh, nodeid, size, Mode.PASSTHROUGH)
+        self._table.add(fh, nodeid, Mode.PASSTHROUGH, inode)
         try:
             backing_id = self._device.open_backing(fd)
         except OSError as err:
@@ -148,10 +152,10 @@ class Opens:
         self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id, tier)
         return backing_id
 
-    def _cache(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
+    def _cache(self, unique: int, nodeid: int, handle: FileHandle, inode: Inode) -> bytes:
         """Keeps a file in cached mode: the kernel sends READ requests for it."""
         fh = unique & UNIQUE_MASK
-        self._table.add(fh, nodeid, handle.size, Mode.CACHED, handle.nonce)
+        self._table.add(fh, nodeid, Mode.CACHED, inode)
         self._vfs.files.table.add(handle, fh)
         self.nodes.open(nodeid, fh, Mode.CACHED, 0)
         return self._reply(unique, Mode.CACHED, 0)
@@ -164,6 +168,19 @@ class Opens:
         self.cached_opens += 1
         flags = _CACHED if self._vfs.keeps_pages else _CACHED_ANEW
         return codec.open_reply(unique, fh, flags, 0)
+
+    # ---- attributes ----
+
+    def inode_of(self, nodeid: int) -> Inode | None:
+        """Returns the inode of an open nodeid, as it was opened. None: not open, or a client
+        opened it whose table had no attributes."""
+        slot = self._slot_of(nodeid)
+        return slot.inode if slot is not None and slot.has_attributes else None
+
+    def _slot_of(self, nodeid: int) -> Slot | None:
+        """Returns the slot of one of the nodeid's handles, which all have the same content."""
+        node = self.nodes.get(nodeid)
+        return self._table.slot(next(iter(node.handles))) if node is not None else None
 
     # ---- releasing ----
 
@@ -204,4 +221,4 @@ class Opens:
             return self._table.remove(slot.fh)  # its OPEN was not answered; the kernel resends it
         self.nodes.adopt(slot.nodeid, slot.fh, mode, slot.backing_id)
         if mode is Mode.CACHED:
-            self._vfs.adopt(slot.fh, slot.nodeid, slot.size, slot.nonce)
+            self._vfs.adopt(slot.fh, slot.inode)

@@ -10,9 +10,13 @@ closing -> id released -> slot free. One writer at a time: the client that serve
             u32 1 if there is a lock; at 64 the lock (`cachefs.fuse.kernel.reader_lock`)
     slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, 2 bytes unused, u8 state
     nonce   u64, of the content that the handle has open; one for each slot, after all slots
+    attributes  i64 mtime in ns, i64 uid, i64 gid, i32 mode, u32 version, of that content, u32 1 if
+            they are known, 4 bytes unused; one for each slot, after all nonces
 
-A table of version 1 ends with the slots. Its mount was made by a version that sent no generations
-to the kernel; later clients of that mount send none either.
+A table of version 2 ends with the nonces, one of version 1 with the slots. The client keeps what
+such a table has no place for in memory of its own, which ends with the client. A mount whose table
+has version 1 was made by a version that sent no generations to the kernel; later clients of that
+mount send none either.
 """
 
 from __future__ import annotations
@@ -26,10 +30,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import TooManyOpenFiles, Unsupported
+from cachefs.core.model import MAX_INO, Inode, Kind
 from cachefs.fuse.kernel import reader_lock
 
-VERSION: Final = 2
-WITHOUT_NONCES: Final = 1  # version of tables without nonces
+VERSION: Final = 3
+WITHOUT_ATTRIBUTES: Final = 2  # version of tables without attributes
+WITHOUT_NONCES: Final = 1  # version of tables without nonces and attributes
 MAGIC: Final = b"cachefs\0"
 SLOTS: Final = 1 << 20  # 32 MiB of address space; memory only for those that were used
 _HEADER: Final = struct.Struct("<8sIIIII")
@@ -42,6 +48,7 @@ _SLOT_BYTES: Final = _SLOT.size
 _ID_AT: Final = 24
 _STATE_AT: Final = _SLOT.size - 1
 _NONCE: Final = struct.Struct("<Q")
+_ATTRIBUTES: Final = struct.Struct("<qqqiII4x")
 _FREE, _TAKEN, _CLOSING = 0, 1, 2
 
 
@@ -53,14 +60,16 @@ class Mode(enum.IntEnum):
 
 
 class Slot(NamedTuple):
-    """An open handle. `backing_id` 0: none, or not registered yet. `nonce` 0: not known."""
+    """An open handle. `inode`: of the opened content, without its etag; its nonce 0: not known.
+    `backing_id` 0: none, or not registered yet. `has_attributes`: whether mtime, mode and owner of
+    the inode are known."""
 
     fh: int
     nodeid: int
-    size: int
+    inode: Inode
     backing_id: int
     mode: int
-    nonce: int = 0
+    has_attributes: bool = True
 
 
 class TakeoverTable:
@@ -71,11 +80,14 @@ class TakeoverTable:
         self.fd = fd
         header = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
         magic, version, slot_bytes, slots, used, _ = _HEADER.unpack(header)
-        is_known = version in (WITHOUT_NONCES, VERSION)
+        is_known = WITHOUT_NONCES <= version <= VERSION
         if not is_known or (magic, slot_bytes, slots) != (MAGIC, _SLOT.size, SLOTS):
             raise Unsupported(f"a takeover table of version {version}, this is {VERSION}")
         self.has_nonces = version != WITHOUT_NONCES
-        self._map = mmap.mmap(fd, _table_bytes() if self.has_nonces else _first_nonce_at())
+        self._map = mmap.mmap(fd, _table_bytes(version))
+        own = self._map if version == VERSION else mmap.mmap(-1, _table_bytes(VERSION))
+        self._nonces = self._map if self.has_nonces else own
+        self._attributes = own
         self._words = memoryview(self._map).cast("I")
         self._used: int = used
         self._places: dict[int, int] = {}  # fh -> offset of its slot
@@ -93,7 +105,7 @@ class TakeoverTable:
     def make() -> int:
         """Creates an empty table and returns its memfd, for a supervisor, which only holds it."""
         fd = os.memfd_create("cachefs-takeover", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _table_bytes())
+        os.ftruncate(fd, _table_bytes(VERSION))
         os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, _SLOT.size, SLOTS, 0, 0), 0)
         reader_lock.create(fd)
         return fd
@@ -109,7 +121,13 @@ class TakeoverTable:
         for place in list(self._places.values()):
             yield self._read(place)[0]
 
-    def add(self, fh: int, nodeid: int, size: int, mode: Mode, nonce: int = 0) -> None:
+    def slot(self, fh: int) -> Slot:
+        """Returns an open handle."""
+        return self._read(self._places[fh])[0]
+
+    def add(
+        self, fh: int, nodeid: int, mode: Mode, inode: Inode, *, has_attributes: bool = True
+    ) -> None:
         """Takes a slot, without a backing id yet. Replaces the slot of a known `fh`: its request
         was resent. Raises TooManyOpenFiles."""
         place = self._places.get(fh)
@@ -118,9 +136,12 @@ class TakeoverTable:
             self._places[fh] = place
         else:
             self._map[place + _STATE_AT] = _FREE
-        if self.has_nonces:
-            _NONCE.pack_into(self._map, _nonce_at(place), nonce)
-        _SLOT.pack_into(self._map, place, fh, nodeid, size, 0, mode, _TAKEN)
+        _ATTRIBUTES.pack_into(
+            self._attributes, _attributes_at(place),
+            inode.mtime_ns, inode.uid, inode.gid, inode.mode, inode.version, has_attributes,
+        )  # fmt: skip
+        _NONCE.pack_into(self._nonces, _nonce_at(place), inode.nonce)
+        _SLOT.pack_into(self._map, place, fh, nodeid, inode.size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
         """Records the handle's backing id. `is_new`: no earlier handle on the nodeid has it."""
@@ -156,6 +177,7 @@ class TakeoverTable:
         """Unmaps and closes the table. Idempotent."""
         self._words.release()
         self._map.close()
+        self._attributes.close()  # the same one, unless the table is of an earlier version
         with contextlib.suppress(OSError):
             os.close(self.fd)
         self.fd = -1
@@ -169,12 +191,14 @@ class TakeoverTable:
         return _FIRST_SLOT_AT + (self._used - 1) * _SLOT_BYTES
 
     def _read(self, place: int) -> tuple[Slot, int]:
-        fields = _SLOT.unpack_from(self._map, place)
-        nonce = 0
-        if self.has_nonces:
-            (nonce,) = _NONCE.unpack_from(self._map, _nonce_at(place))
-        fh, nodeid, file_bytes, backing_id, mode, state = fields
-        return Slot(fh, nodeid, file_bytes, backing_id, mode, nonce), state
+        fh, nodeid, size, backing_id, mode, state = _SLOT.unpack_from(self._map, place)
+        (nonce,) = _NONCE.unpack_from(self._nonces, _nonce_at(place))
+        attributes = _ATTRIBUTES.unpack_from(self._attributes, _attributes_at(place))
+        mtime_ns, uid, gid, permissions, version, known = attributes
+        inode = Inode(
+            nodeid & MAX_INO, Kind.FILE, size, mtime_ns, "", version, nonce, permissions, uid, gid
+        )
+        return Slot(fh, nodeid, inode, backing_id, mode, bool(known)), state
 
     def _adopt(self, place: int, slot: Slot, state: int) -> None:
         if state == _TAKEN:
@@ -189,10 +213,28 @@ def _first_nonce_at() -> int:
     return _FIRST_SLOT_AT + SLOTS * _SLOT_BYTES
 
 
-def _table_bytes() -> int:
+def _first_attributes_at() -> int:
     return _first_nonce_at() + SLOTS * _NONCE.size
+
+
+def _table_bytes(version: int) -> int:
+    """Returns the size of a table of that version."""
+    if version == WITHOUT_NONCES:
+        return _first_nonce_at()
+    if version == WITHOUT_ATTRIBUTES:
+        return _first_attributes_at()
+    return _first_attributes_at() + SLOTS * _ATTRIBUTES.size
 
 
 def _nonce_at(place: int) -> int:
     """Returns the offset of the nonce of the slot at offset `place`."""
-    return _first_nonce_at() + (place - _FIRST_SLOT_AT) // _SLOT_BYTES * _NONCE.size
+    return _first_nonce_at() + _number_of(place) * _NONCE.size
+
+
+def _attributes_at(place: int) -> int:
+    """Returns the offset of the attributes of the slot at offset `place`."""
+    return _first_attributes_at() + _number_of(place) * _ATTRIBUTES.size
+
+
+def _number_of(place: int) -> int:
+    return (place - _FIRST_SLOT_AT) // _SLOT_BYTES

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 
 from cachefs.core.errors import Stale
-from cachefs.core.model import MAX_INO
+from cachefs.core.model import MAX_INO, Inode, Kind
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable
 from cachefs.fuse.kernel.codec import OPEN_REPLY, OpenFlag
 from cachefs.fuse.server_calls import MUST_WAIT, MustWait
 from cachefs.fuse.vfs import Vfs
 
 SIZE = 9 << 20
+MTIME_NS = 1_700_000_000_123_456_789
 
 
 class Died(BaseException):
@@ -83,6 +84,7 @@ class FakeVfs:
         self.gone: set[int] = set()
         self.table = HandleTable()
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False
+        self.inode_of_open: Callable[[int], Inode | None] = lambda _nodeid: None
         self.on_doubt: Callable[[int], None] = lambda _tier: None
         self.keeps_pages = True
         self.on_given_again: Callable[[int], None] = lambda _ino: None
@@ -106,6 +108,9 @@ class FakeVfs:
         for handle in self.table:
             handle.close()
 
+    def inode(self, ino: int) -> Inode:
+        return Inode(ino, Kind.FILE, SIZE, MTIME_NS, nonce=self.nonce, mode=0o640, uid=7)
+
     # ---- as Vfs ----
 
     def in_service(self, tier: int) -> bool:
@@ -114,11 +119,13 @@ class FakeVfs:
     refuse_writing = Vfs.refuse_writing
     refuse_write = Vfs.refuse_write
 
-    def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | None:
+    def open_published(self, nodeid: int, flags: int) -> tuple[int, Inode, int] | None:
         if self.failure is not None:
             raise self.failure
         ino = nodeid & MAX_INO
-        return (os.dup(self.contents[ino]), SIZE, self.tier) if ino in self.complete else None
+        if ino not in self.complete:
+            return None
+        return os.dup(self.contents[ino]), self.inode(ino), self.tier
 
     def open_file_nowait(self, nodeid: int, flags: int, pid: int) -> FileHandle | MustWait:
         ino = nodeid & MAX_INO
@@ -131,7 +138,7 @@ class FakeVfs:
         return self._file(ino, pid)
 
     def _file(self, ino: int, pid: int) -> FileHandle:
-        handle = FileHandle(ino, SIZE, pid, self.nonce)
+        handle = FileHandle.of(self.inode(ino), SIZE, pid)
         descriptor = Descriptor(os.dup(self.contents[ino]), 0)
         if ino in self.complete:
             handle.use_complete(descriptor)
@@ -146,5 +153,5 @@ class FakeVfs:
     def release(self, fh: int) -> None:
         self.table.remove(fh).close()
 
-    def adopt(self, fh: int, nodeid: int, size: int, nonce: int) -> None:
-        self.table.add(FileHandle(nodeid & MAX_INO, size, 0, nonce), fh)
+    def adopt(self, fh: int, inode: Inode) -> None:
+        self.table.add(FileHandle(inode.ino, inode.size, 0, inode.nonce), fh)

@@ -266,6 +266,42 @@ def test_a_successor_knows_the_nonce_of_what_it_opens_again(client: Client) -> N
     assert client.vfs.table.get(fh).nonce == 77
 
 
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("dies", [True, False])
+def test_the_attributes_of_an_open_file_are_kept_until_its_last_release(
+    client: Client, complete: bool, dies: bool
+) -> None:
+    """Those with which it was opened, by whichever handle; a former file keeps its own."""
+    if complete:
+        client.vfs.complete.add(INO)
+    client.vfs.nonce = 77
+    inode = client.vfs.inode(INO)
+    first, second = client.open(INO), client.open(INO)
+    client.vfs.on_given_again(INO)
+    client.vfs.nonce = 78
+    other = client.open(client.opens.nodes.current(INO))
+    if dies:
+        client.die()
+    assert client.vfs.inode_of_open(nodeid(INO, 1)) == client.vfs.inode(INO)
+    client.close(nodeid(INO, 1), other)
+    assert client.vfs.inode_of_open(nodeid(INO, 1)) is None
+    for fh in (first, second):
+        assert client.vfs.inode_of_open(INO) == inode
+        client.close(INO, fh)
+    assert client.vfs.inode_of_open(INO) is None
+
+
+def test_attributes_that_an_earlier_table_lacks_are_not_made_up(client: Client) -> None:
+    client.vfs.complete.add(INO)
+    client.table.add(1, INO, Mode.PASSTHROUGH, client.vfs.inode(INO), has_attributes=False)
+    client.table.set_backing(1, 1, is_new=True)
+    client.die()
+    client.unique = 100
+    client.answer(100, INO)  # joins
+    client.opens.release(INO, 1)
+    assert client.vfs.inode_of_open(INO) is None
+
+
 def test_an_evicted_file_that_is_fetched_again_meets_its_old_opens(client: Client) -> None:
     client.vfs.complete.add(INO)
     client.open(INO)
@@ -392,6 +428,7 @@ def test_passthrough_that_may_not_be_used_is_not_tried() -> None:
     client.open(INO)
     assert client.device.tries == 0
     assert client.mode(INO) is Mode.CACHED
+    client.table.close()
     client.vfs.close()
 
 
@@ -542,6 +579,8 @@ class Histories(RuleBasedStateMachine):
         for ino in range(5, 8):
             is_open = any(split_nodeid(where)[0] == ino for where in client.kernel.files)
             assert client.vfs.is_open_elsewhere(ino) == is_open
+        for where in client.kernel.files:
+            assert client.vfs.inode_of_open(where) == client.vfs.inode(split_nodeid(where)[0])
 
 
 Histories.TestCase.settings = settings(

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -501,12 +502,13 @@ def test_replies_repeat_the_bit(run: Run) -> None:
 
 def test_a_successor_reads_what_was_open_and_asks_for_the_rest(run: Run, node: FakeNode) -> None:
     cold, big, gone = (node.find(f"d/{name}") for name in ("cold", "big", "warm"))
-    node.remove("d/warm")
     table = TakeoverTable.create()
-    table.add(700, cold, 10, Mode.CACHED)
-    table.add(701, nodeid(big, 3), len(BIG), Mode.CACHED)
-    table.add(702, gone, 10, Mode.CACHED)
-    table.add(703, cold, 11, Mode.CACHED)  # of another size than the server's
+    table.add(700, cold, Mode.CACHED, node.inodes[cold])
+    table.add(701, nodeid(big, 3), Mode.CACHED, node.inodes[big])
+    table.add(702, gone, Mode.CACHED, node.inodes[gone])
+    node.remove("d/warm")
+    other = msgspec.structs.replace(node.inodes[cold], size=11)  # another size than the server's
+    table.add(703, cold, Mode.CACHED, other)
 
     async def test(served: Served) -> None:
         kernel = served.kernel
@@ -515,7 +517,9 @@ def test_a_successor_reads_what_was_open_and_asks_for_the_rest(run: Run, node: F
         assert await kernel.ask(Op.READ, read_body(700, 0, 10), at=cold) == b"cold bytes"
         data = await kernel.ask(Op.READ, read_body(701, 5 * MIB, 4096), at=nodeid(big, 3))
         assert data == BIG[5 * MIB : 5 * MIB + 4096]
-        assert await kernel.fails(Op.READ, read_body(702, 0, 10), at=gone) == errno.ESTALE
+        reply = await kernel.ask(Op.GETATTR, bytes(16), at=gone)
+        assert int.from_bytes(reply[24:32], "little") == 10, "attr_out, ino, size"
+        assert await kernel.ask(Op.READ, read_body(702, 0, 10), at=gone) == b"warm bytes"
         assert await kernel.fails(Op.READ, read_body(703, 0, 10), at=cold) == errno.ESTALE
         assert await kernel.look("d/big") == nodeid(big, 4), "never sent back twice"
         for fh, where in ((700, cold), (701, nodeid(big, 3)), (702, gone), (703, cold)):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.core.errors import TooManyOpenFiles, Unsupported
+from cachefs.core.model import MAX_INO, Inode, Kind
 from cachefs.fuse.kernel import table as module
 from cachefs.fuse.kernel.table import Mode, Slot, TakeoverTable
 from tests.services.examples import examples
@@ -36,6 +37,14 @@ def again(table: TakeoverTable) -> TakeoverTable:
     return TakeoverTable(os.dup(table.fd))
 
 
+def content(nodeid: int, size: int, nonce: int = 0) -> Inode:
+    """An inode whose attributes all have a sign or more than one byte."""
+    return Inode(
+        nodeid & MAX_INO, Kind.FILE, size, size - 1_700_000_000_123_456_789, version=1 << 31,
+        nonce=nonce, mode=0o640, uid=70_000, gid=-1,
+    )  # fmt: skip
+
+
 def by_fh(table: TakeoverTable) -> dict[int, Slot]:
     return {slot.fh: slot for slot in table.slots()}
 
@@ -44,13 +53,13 @@ def by_fh(table: TakeoverTable) -> dict[int, Slot]:
 
 
 def test_a_successor_finds_what_is_open(table: TakeoverTable) -> None:
-    table.add(7, 1 << 48 | 5, 9 << 30, Mode.PASSTHROUGH)
+    table.add(7, 1 << 48 | 5, Mode.PASSTHROUGH, content(1 << 48 | 5, 9 << 30))
     table.set_backing(7, 70_000, is_new=True)
-    table.add(8, 6, 0, Mode.CACHED)
+    table.add(8, 6, Mode.CACHED, content(6, 0))
     successor = again(table)
     assert by_fh(successor) == {
-        7: Slot(7, 1 << 48 | 5, 9 << 30, 70_000, Mode.PASSTHROUGH),
-        8: Slot(8, 6, 0, 0, Mode.CACHED),
+        7: Slot(7, 1 << 48 | 5, content(1 << 48 | 5, 9 << 30), 70_000, Mode.PASSTHROUGH),
+        8: Slot(8, 6, content(6, 0), 0, Mode.CACHED),
     }
     assert len(successor) == 2
     assert 7 in successor
@@ -61,25 +70,25 @@ def test_a_successor_finds_what_is_open(table: TakeoverTable) -> None:
 
 def test_an_id_that_another_handle_registered_is_not_the_last_one(table: TakeoverTable) -> None:
     for fh, backing_id in ((1, 5), (2, 9)):
-        table.add(fh, fh, 1, Mode.PASSTHROUGH)
+        table.add(fh, fh, Mode.PASSTHROUGH, content(fh, 1))
         table.set_backing(fh, backing_id, is_new=True)
-    table.add(3, 1, 1, Mode.PASSTHROUGH)
+    table.add(3, 1, Mode.PASSTHROUGH, content(1, 1))
     table.set_backing(3, 5, is_new=False)
     assert table.last_backing_id == 9
 
 
 def test_a_handle_that_is_closed_twice_is_gone_once(table: TakeoverTable) -> None:
-    table.add(7, 5, 1, Mode.CACHED)
+    table.add(7, 5, Mode.CACHED, content(5, 1))
     table.remove(7)
     table.remove(7)
     assert len(table) == 0
-    table.add(8, 5, 1, Mode.CACHED)
-    table.add(9, 5, 1, Mode.CACHED)
+    table.add(8, 5, Mode.CACHED, content(5, 1))
+    table.add(9, 5, Mode.CACHED, content(5, 1))
     assert set(by_fh(again(table))) == {8, 9}, "the slot was given to one of them only"
 
 
 def test_what_was_being_given_back_is_told_once(table: TakeoverTable) -> None:
-    table.add(7, 5, 1, Mode.PASSTHROUGH)
+    table.add(7, 5, Mode.PASSTHROUGH, content(5, 1))
     table.set_backing(7, 3, is_new=True)
     table.closing(7)
     successor = again(table)
@@ -92,17 +101,17 @@ def test_what_was_being_given_back_is_told_once(table: TakeoverTable) -> None:
 def test_a_full_table_refuses_and_goes_on(few_slots: None) -> None:
     table = TakeoverTable.create()
     for fh in range(FEW_SLOTS):
-        table.add(fh, 5, 1, Mode.CACHED)
+        table.add(fh, 5, Mode.CACHED, content(5, 1))
     with pytest.raises(TooManyOpenFiles):
-        table.add(99, 5, 1, Mode.CACHED)
+        table.add(99, 5, Mode.CACHED, content(5, 1))
     assert len(table) == FEW_SLOTS
-    table.add(3, 6, 1, Mode.CACHED)  # is there already
+    table.add(3, 6, Mode.CACHED, content(6, 1))  # is there already
     table.remove(0)
-    table.add(99, 5, 1, Mode.CACHED)
+    table.add(99, 5, Mode.CACHED, content(5, 1))
     successor = again(table)
     assert set(by_fh(successor)) == {1, 2, 3, 4, 5, 6, 7, 99}
     with pytest.raises(TooManyOpenFiles):
-        successor.add(100, 5, 1, Mode.CACHED)
+        successor.add(100, 5, Mode.CACHED, content(5, 1))
     table.close()
     successor.close()
 
@@ -116,18 +125,42 @@ def test_a_table_of_another_version_is_refused(table: TakeoverTable) -> None:
         again(table)
 
 
-def test_a_table_of_the_version_before_is_taken_over_without_nonces() -> None:
-    fd = os.memfd_create("version 1")
-    os.ftruncate(fd, module._FIRST_SLOT_AT + module.SLOTS * module._SLOT.size)
-    os.pwrite(fd, module._HEADER.pack(module.MAGIC, 1, 32, module.SLOTS, 1, 0), 0)
-    slot = module._SLOT.pack(7, 6, 5, 0, Mode.CACHED, 1)
-    os.pwrite(fd, slot, module._FIRST_SLOT_AT)
-    table = TakeoverTable(fd)
-    assert not table.has_nonces
-    assert by_fh(table) == {7: Slot(7, 6, 5, 0, Mode.CACHED)}
-    table.add(8, 6, 5, Mode.CACHED, nonce=9)
-    assert by_fh(again(table))[8].nonce == 0
+def made_by(version: int) -> TakeoverTable:
+    """A table as that version made it, with an open handle."""
+    fd = os.memfd_create(f"version {version}")
+    nonces_at = 4096 + 32 * module.SLOTS
+    os.ftruncate(fd, nonces_at + (8 * module.SLOTS if version == 2 else 0))
+    os.pwrite(fd, struct.pack("<8sIIIII", b"cachefs\0", version, 32, module.SLOTS, 1, 0), 0)
+    os.pwrite(fd, struct.pack("<QQQiBxxB", 7, 6, 5, 0, Mode.CACHED, 1), 4096)
+    if version == 2:
+        os.pwrite(fd, struct.pack("<Q", 1 << 63 | 4), nonces_at)
+    return TakeoverTable(fd)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_table_of_an_earlier_version_is_taken_over_with_what_it_has(version: int) -> None:
+    table = made_by(version)
+    assert table.has_nonces == (version == 2)
+    nonce = 1 << 63 | 4 if version == 2 else 0
+    old = by_fh(table)[7]
+    assert (old.inode.ino, old.inode.size, old.inode.nonce) == (6, 5, nonce)
+    assert not old.has_attributes
+    table.add(8, 6, Mode.CACHED, content(6, 5, nonce=9))
+    assert table.slot(8).inode == content(6, 5, nonce=9), "the client itself keeps the rest"
+    successor = again(table)
+    assert successor.slot(7) == old
+    assert successor.slot(8).inode.nonce == (9 if version == 2 else 0)
+    assert not successor.slot(8).has_attributes
     table.close()
+    successor.close()
+
+
+def test_attributes_that_are_not_known_stay_unknown(table: TakeoverTable) -> None:
+    table.add(7, 5, Mode.CACHED, content(5, 1), has_attributes=False)
+    assert not again(table).slot(7).has_attributes
+    table.remove(7)
+    table.add(8, 5, Mode.CACHED, content(5, 1))
+    assert again(table).slot(8).has_attributes
 
 
 @pytest.mark.parametrize("at", [0, 12, 16], ids=["magic", "slot size", "slots"])
@@ -171,8 +204,9 @@ class Model:
     def apply(self, table: TakeoverTable, what: str, fh: Any, value: Any) -> None:
         if what == "add" and fh not in self.closing:
             nonce = fh << 40 | 0x0102030405
-            self.slots[fh] = Slot(fh, fh << 48 | 5, fh * 1000, 0, value, nonce)
-            table.add(fh, fh << 48 | 5, fh * 1000, value, nonce)
+            inode = content(fh << 48 | 5, fh * 1000, nonce)
+            self.slots[fh] = Slot(fh, fh << 48 | 5, inode, 0, value)
+            table.add(fh, fh << 48 | 5, value, inode)
         elif what == "id" and fh in self.slots:
             self.slots[fh] = self.slots[fh]._replace(backing_id=value)
             table.set_backing(fh, value, is_new=True)
@@ -262,8 +296,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[TakeoverTable, list[tuple
             monkeypatch.setattr(module, name, RecordingStruct(value))
     table = TakeoverTable.create()
     for name, value in list(vars(table).items()):
-        if name in ("_map", "_words"):
-            size = 1 if name == "_map" else 4
+        if name in ("_map", "_nonces", "_attributes", "_words"):
+            size = 4 if name == "_words" else 1
             monkeypatch.setattr(table, name, Recorder(value, size, stores))
     return table, stores
 
@@ -271,7 +305,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[TakeoverTable, list[tuple
 def died_after(memory: bytearray) -> TakeoverTable:
     fd = os.memfd_create("died")
     os.write(fd, memory)
-    os.ftruncate(fd, module._table_bytes())
+    os.ftruncate(fd, module._table_bytes(module.VERSION))
     return TakeoverTable(fd)
 
 
@@ -302,7 +336,7 @@ def test_death_at_any_store_leaves_whole_slots_only(
     monkeypatch.setattr(module, "SLOTS", 512)
     table, stores = recorded(monkeypatch)
     memory, model, last_ids = bytearray(os.pread(table.fd, 8 << 10, 0)), Model(), [0]
-    memory = memory.ljust(module._table_bytes(), b"\0")
+    memory = memory.ljust(module._table_bytes(module.VERSION), b"\0")
     if history[0][1] == 251:  # those before it need no look at each store
         for fh in range(1, 251):
             model.apply(table, "add", fh, Mode.CACHED)
