@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from cachefs.core.errors import BadConfig, CacheFSError
 from cachefs.core.units import format_duration, parse_duration
@@ -86,7 +86,7 @@ def _check_events(url: str) -> None:
 
 
 def _queue(url: str) -> str:
-    parts = urlsplit(url) if url.isascii() and url.isprintable() and len(url) <= MAX_URL else None
+    parts = _parts(url) if url.isascii() and url.isprintable() and len(url) <= MAX_URL else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.path.strip("/"):
         remedy = "write it as https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"
         raise BadConfig(f"bad URL of a queue: {url!r}", remedy=remedy)
@@ -94,6 +94,15 @@ def _queue(url: str) -> str:
         cause = "the URL of a queue holds no user, password or query"
         raise BadConfig(cause, remedy="leave it out")
     return url.rstrip("/")  # sources with one queue share its reader
+
+
+def _parts(url: str) -> SplitResult | None:
+    """Returns the parts of a URL; None for an impossible host or port."""
+    try:
+        parts = urlsplit(url)
+        return parts if parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def _interval(text: str) -> str:
