@@ -205,7 +205,7 @@ class Run:
 
     def _next(self) -> Where | None:
         """Returns the next queued directory; its ino is not yet looked up."""
-        while self._levels and not self._report.ended:
+        while self._levels and not (self._report.ended or self._is_given_up()):
             level = self._levels[-1]
             if (waiting := level.names.pop()) is None:
                 self._levels.pop()
@@ -217,6 +217,11 @@ class Run:
             if not self._left_out or where.path not in self._left_out:
                 return where
         return None
+
+    def _is_given_up(self) -> bool:
+        """Returns whether a background sync ends early: its origin, of which there is one, is left
+        alone, and every other directory would wait for its turn all the same."""
+        return self._pace is not None and max(self._down.values(), default=0) >= MAX_DOWN
 
     async def _look_into(self, where: Where) -> Level | None:
         """Compares one directory; returns its subdirectories if the sync is recursive."""

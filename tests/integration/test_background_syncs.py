@@ -19,6 +19,8 @@ from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.background import service
+from master.background.pace import WalkPace
+from master.manual_sync.run import MAX_DOWN
 from master.namespace import Master
 from master.store.base import Table
 from tests.integration.test_master import Clock, names_of, run
@@ -303,6 +305,38 @@ def test_an_origin_that_is_down_is_tried_again_ever_later_and_warned_of(tmp_path
         assert clock.now + 0.9 * HOUR_S <= row.background_next_at <= clock.now + HOUR_S
 
     play(tmp_path, script)
+
+
+def test_a_walk_ends_when_its_origin_goes_down_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left would wait for its turns, and hold up the walks of other sources."""
+    turns = 0
+
+    class CountingPace(WalkPace):
+        async def __aenter__(self) -> None:
+            nonlocal turns
+            turns += 1
+
+    monkeypatch.setattr(service, "WalkPace", CountingPace)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        nonlocal turns
+        for n in range(40):
+            origin.put(b"d%02d/f" % n, b"x")
+        for n in range(40):
+            await inode_of(master, b"/data/d%02d/f" % n)
+        await set_rule(master)
+        await walked(master, clock, 1)
+        turns = 0
+        for n in range(40):
+            origin.fail("list_dir", b"d%02d" % n, Unreachable("no route"))
+        clock.now += HOUR_S
+        await until(lambda: status_of(master)["background_errors"] > 0)
+        assert status_of(master)["background_errors"] == MAX_DOWN
+        assert turns < 10, "none for each directory that is left"
+
+    play(tmp_path, script, known=False)
 
 
 async def blocked_walk(master: Master, clock: Clock, origin: CountingOrigin) -> None:
