@@ -86,12 +86,10 @@ class Runner:
 
     async def close(self) -> None:
         """Ends the job's work in this run of the master and records its progress."""
-        tasks = [*self._tasks]
-        for task in tasks:
+        tasks = [*self._tasks, *([self._saves] if self._saves is not None else [])]
+        for task in tasks:  # a save may be in its pause after a failure
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._saves is not None:
-            await asyncio.gather(self._saves, return_exceptions=True)
         self.job.hurry()
         with contextlib.suppress(CacheFSError):
             await self.save()

@@ -132,3 +132,21 @@ def test_a_job_without_the_end_of_its_list_says_so(tmp_path: Path) -> None:
             assert (await ended(master, job)).message == ""
 
     run(work())
+
+
+def test_a_master_on_a_full_disk_ends_without_the_pause_before_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_AGAIN_S", 1000.0)
+
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=50)) as master:
+            job = (await master.submit_job(JobSpec((b"/a",)))).job
+            with full_disk(monkeypatch):
+                await state(master, job, lambda shown: shown.listing_done)
+                while "cannot be recorded" not in caplog.text:
+                    await asyncio.sleep(0.005)
+                async with asyncio.timeout(10):
+                    await master.load_jobs.close()
+
+    run(work())
