@@ -67,7 +67,7 @@ class Client:
         self.ready = ready
         self.link = link
         self.home = StateHome(spec.home)
-        self.record = MountRecordWriter(self.home, self._record)
+        self.record = MountRecordWriter(self.home, self._record, self._is_replaced)
         self.stopping = trio.Event()
         self.on_leave: Callable[[], None] = lambda: None  # leaves a deposited mount to a successor
         # Tells a new server of the mount; a session of the transport `kernel` does so by itself.
@@ -181,6 +181,9 @@ class Client:
         """Returns the mount's record, with the pids of this client and its supervisor."""
         supervisor = self.link.supervisor if self.link is not None else 0
         return MountRecord.of(self.spec, os.getpid(), supervisor)
+
+    def _is_replaced(self) -> bool:
+        return mounting.is_replaced(self.spec)
 
     # ---- shutdown ----
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import trio
 
 from cachefs.core import messages as m
@@ -57,6 +58,7 @@ class KernelMountServer:
         )
         self._device = device = mounting.device_of(client.spec)
         link.note_device(device)
+        client.spec = msgspec.structs.replace(client.spec, device=device)
         link.on_retire = client.on_leave = self._retire
         if client.spec.successor:
             client.record.keep()

@@ -18,11 +18,18 @@ log = logging.getLogger("cachefs.client")
 
 
 class MountRecordWriter:
-    """The writer of one mount record. `current` returns the record. The methods block briefly."""
+    """The writer of one mount record. `current` returns the record; `is_replaced` whether the
+    record is that of another mount at the mount point by now. The methods block briefly."""
 
-    def __init__(self, home: StateHome, current: Callable[[], MountRecord]) -> None:
+    def __init__(
+        self,
+        home: StateHome,
+        current: Callable[[], MountRecord],
+        is_replaced: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._home = home
         self._current = current
+        self._is_replaced = is_replaced
         self._is_kept = False  # this client has a record
         self._is_due = False
         self._is_logged = False
@@ -48,6 +55,9 @@ class MountRecordWriter:
         if not self._is_due:
             return
         try:
+            if self._is_replaced():
+                self._is_due = False
+                return
             Reserve(self._home.path).give_up_if_short()
             self.write()
         except (CacheFSError, OSError) as err:

@@ -72,6 +72,13 @@ def device_of(spec: ClientSpec) -> str:
     return spec.device or device_at(spec.mountpoint)
 
 
+def is_replaced(spec: ClientSpec) -> bool:
+    """Returns whether another CacheFS mount is at the mount point of a client's mount, which was
+    unmounted lazily before."""
+    mount = read_mounts().at(spec.mountpoint)
+    return mount is not None and mount.is_cachefs and mount.device != device_of(spec)
+
+
 def raise_read_ahead(device: str) -> None:
     """Raises the kernel's read-ahead on this mount. Needs root; ignores errors."""
     path = Path(f"/sys/class/bdi/{device}/read_ahead_kb")

@@ -226,6 +226,37 @@ def test_a_lazy_unmount_ends_with_the_last_open_file(mount: Callable[..., Mounte
     mounted.nothing_is_left(pids)
 
 
+def children(pid: int) -> set[int]:
+    """Those of all threads of a process."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return {int(child) for text in texts for child in text.split()}
+
+
+def test_a_mount_that_was_unmounted_lazily_leaves_the_next_one_alone(
+    mount: Callable[..., Mounted],
+) -> None:
+    """Its processes are replaced, but the record and the socket at the mount point are not its."""
+    former = mount()
+    client, supervisor = former.pids
+    with (former.path / "a").open("rb", buffering=0) as file:
+        former.node.ok("umount", "--lazy", former.path)
+        mounted = mount()
+        pids = mounted.pids
+        os.kill(client, signal.SIGKILL)
+        [successor] = wait_until(lambda: children(supervisor) - {client}, "the next client")
+        assert os.pread(file.fileno(), MIB, MIB) == FILES["a"][MIB : 2 * MIB]
+        os.kill(supervisor, signal.SIGKILL)
+        [next_supervisor] = wait_until(lambda: children(successor), "the next supervisor")
+        former.node.pids |= {successor, next_supervisor}
+        line = f"supervising the client {successor}"
+        wait_until(lambda: line in former.node.logs(), "it has taken over")
+        assert mounted.pids == pids
+        mounted.node.ok("mount", "--upgrade", mounted.path)
+        assert mounted.next_client(pids[0]) not in (client, successor)
+        unmount(mounted.path)
+    wait_until(lambda: not any(map(is_running, (successor, next_supervisor))), "the former ends")
+
+
 def test_unmounted_while_the_client_is_being_replaced(mount: Callable[..., Mounted]) -> None:
     mounted = mount()
     pids = mounted.everybody()

@@ -103,8 +103,12 @@ class Supervisor:
         return self._exit
 
     def _upgrade_socket(self) -> contextlib.AbstractContextManager[socket.socket | None]:
-        """Returns the socket for upgrades by commands; a held mount changes by claims instead."""
-        return self._upgrades.listening() if self._held_mount is None else contextlib.nullcontext()
+        """Returns the socket for upgrades by commands. A held mount changes by claims instead; the
+        name of one that was unmounted lazily may belong to the next mount."""
+        is_replaced = self._fuse_fd >= 0 and mounting.is_replaced(self._spec)
+        if self._held_mount is not None or is_replaced:
+            return contextlib.nullcontext()
+        return self._upgrades.listening()
 
     def _step(self) -> None:
         now = time.monotonic()
