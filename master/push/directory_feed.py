@@ -26,6 +26,9 @@ AT_ONCE: Final = 8  # requests
 PAGE: Final = 256  # directories
 MAX_DIRECTORIES: Final = 200_000
 STAT_S: Final = 0.0005  # of work
+PASS_S: Final = 5e-6  # of work, for a directory that may be another source's
+
+Asked = tuple[int, float, Place]  # ino, when it was listed, its place
 
 
 class DirectoryFeed:
@@ -50,10 +53,15 @@ class DirectoryFeed:
         found: list[int] = []  # and not marked yet
         try:
             while page := self._page(after):
-                count += len(page)
+                asked = list(self._asked(page))
+                count += len(asked)
                 if count > MAX_DIRECTORIES:
-                    raise Throttled(f"more than {MAX_DIRECTORIES} directories are known")
-                found = await self._changed(page, trusted_from)
+                    raise Throttled(
+                        f"more than {MAX_DIRECTORIES:,} directories of the source are known",
+                        remedy="end the poll: cachefs ufs set PATH --push none",
+                    )
+                await self._pause(STAT_S * len(asked) + PASS_S * len(page))
+                found = await self._changed(asked, trusted_from)
                 await self._look_again.directories(found)
                 changed, after, found = changed + len(found), page[-1], []
         except CacheFSError:
@@ -69,11 +77,13 @@ class DirectoryFeed:
         absent = [ino for ino in self._sync.negatives.directories() if ino > after]
         return sorted({*known, *absent})[:PAGE]
 
-    async def _changed(self, inos: Sequence[int], trusted_from: float) -> list[int]:
-        """Returns the directories whose names have to be compared."""
-        asked = list(self._asked(inos))
+    async def _pause(self, work_s: float) -> None:
+        """Waits until some work is free, and takes this much."""
         await asyncio.sleep(self._budget.wait_s(self._now()))
-        self._budget.take(STAT_S * len(asked), self._now())
+        self._budget.take(work_s, self._now())
+
+    async def _changed(self, asked: Sequence[Asked], trusted_from: float) -> list[int]:
+        """Returns the directories whose names have to be compared."""
         times: list[int | None] = []
         for first in range(0, len(asked), AT_ONCE):
             part = asked[first : first + AT_ONCE]
@@ -85,8 +95,8 @@ class DirectoryFeed:
             and self._times.changed(ino, time_ns, max(listed_at, trusted_from))
         ]
 
-    def _asked(self, inos: Sequence[int]) -> Iterator[tuple[int, float, Place]]:
-        """Yields (ino, when it was listed, its place) of the directories of the source."""
+    def _asked(self, inos: Sequence[int]) -> Iterator[Asked]:
+        """Yields the directories of the source."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             for ino in inos:

@@ -13,9 +13,9 @@ import pytest
 
 from cachefs.core.errors import AccessDenied, NotFound, Stale
 from cachefs.core.model import UfsSpec
-from cachefs.core.ufs import SetUfs
+from cachefs.core.ufs import SetUfs, UfsRow
 from master.namespace import Master
-from master.push import feeds
+from master.push import directory_feed, feeds
 from master.state.directory_times import SKEW_S
 from tests.integration.test_event_queues import until
 from tests.integration.test_look_again import size_of
@@ -83,6 +83,31 @@ def test_changed_names_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (row,) = master.mounts.rows()
         assert (row.push, row.feed_error) == ("poll:5s", "")
         assert row.pushed > 0
+
+    play(tmp_path, monkeypatch, script)
+
+
+def test_directories_of_other_sources_count_for_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_feed, "MAX_DIRECTORIES", 6)
+
+    async def script(master: Master, clock: Clock, origin: CountingOrigin) -> None:
+        def source() -> UfsRow:
+            return master.mounts.rows()[0]
+
+        other = CountingOrigin({b"o%d/f" % n: b"x" for n in range(9)})
+        await master.add_ufs(b"/other", UfsSpec("s3://other"), other, INTERVAL_S)
+        for n in range(9):
+            assert await names(master, b"/other/o%d" % n) == [b"f"]
+        assert await names(master, b"/data/d") == [b"a", b"b"]
+        clock.now += 0.001
+        await until(lambda: source().feed_current_at >= clock() or source().feed_error)
+        assert source().feed_error == ""
+        monkeypatch.setattr(directory_feed, "MAX_DIRECTORIES", 1)
+        await until(lambda: source().feed_error)
+        assert "more than 1 directories of the source" in source().feed_error
+        assert "--push none" in source().feed_error
 
     play(tmp_path, monkeypatch, script)
 
