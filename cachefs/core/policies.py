@@ -148,6 +148,15 @@ def _layers(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str
         yield policy, shown(path)
 
 
+def path_and_profile(where: str) -> tuple[str, str]:
+    """Splits a value of `EffectivePolicy.where`: the path, and ` (PROFILE)` if the profile of the
+    path sets the field, else "". A path may have parentheses of its own."""
+    path, mark, profile = where.rpartition(" (")
+    if mark and profile.endswith(")") and profile[:-1] in PROFILES:
+        return path, mark + profile
+    return where, ""
+
+
 def merged(old: Policy, change: Policy, unset: Iterable[str] = ()) -> Policy:
     """Returns the policy of a path after a change of some fields and the removal of others."""
     values = {name: getattr(change, name) for name in FIELDS}

@@ -67,8 +67,8 @@ def _where(at: PolicyTarget, found: m.PoliciesAt, key: str) -> str:
     where = found.where.get(field_of(key), policies.DEFAULT)
     if not where.startswith("/"):
         return where
-    path, profile, rest = where.partition(" (")
-    return at.shown(path.encode()) + profile + rest
+    path, profile = policies.path_and_profile(where)
+    return at.shown(path.encode()) + profile
 
 
 def document(at: PolicyTarget, found: m.PoliciesAt) -> dict[str, Any]:

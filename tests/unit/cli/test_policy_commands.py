@@ -110,6 +110,14 @@ def test_ttl(node: FakeNode, run: Run) -> None:
     assert said == [Policy(ttl_s=43200.0, ttl_action="free"), Policy()]
 
 
+def test_a_path_may_have_parentheses(node: FakeNode, run: Run) -> None:
+    odd = "/mnt/data/d (copy) (train-read"
+    assert ok(run("ttl", odd, "12h")).endswith(f": ttl 12h00m (free), by {odd}\n")
+    ok(run("policy", "set", odd, "profile=train-read"))
+    found = json.loads(ok(run("policy", "show", "--json", f"{odd}/x")))["from"]
+    assert (found["ttl_s"], found["admission"]) == (odd, f"{odd} (train-read)")
+
+
 def test_quota(node: FakeNode, run: Run) -> None:
     node.status = {"cache": {"quota_used_bytes": {"/d": MIB}}}
     assert ok(run("quota", "/mnt/data/d")) == "/mnt/data/d: no quota\n"
