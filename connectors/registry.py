@@ -53,6 +53,9 @@ def check_options(spec: UfsSpec) -> None:
     """Raises BadConfig for an option that the source's scheme does not have, or a bad value."""
     name, _ = _split(spec.url)
     plugin = _find(name, spec.url)
+    for option, value in spec.options.items():
+        if "\0" in value:  # no path, header or environment takes it
+            raise BadConfig(f"a NUL in the option {option!r}", remedy="remove it")
     with _failures(plugin, name):
         plugin.scheme.check_options(spec)
 

@@ -45,6 +45,22 @@ def one_line(act: Callable[[], object], kind: type[CacheFSError] = Unsupported) 
     return line
 
 
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("s3://bucket", "profile"),
+        ("s3://bucket", "region"),
+        ("s3://bucket", "ca_bundle"),
+        ("gs://bucket", "endpoint_url"),
+        ("fsspec+memory://a", "depth"),
+    ],
+)
+def test_no_option_has_a_nul(url: str, option: str) -> None:
+    """An option may come from the admin API or a Dataset, whose texts may have one."""
+    line = one_line(lambda: check_options(UfsSpec(url, {option: "a\0b"})), BadConfig)
+    assert line == f"a NUL in the option {option!r}; remove it"
+
+
 def test_every_scheme_of_ours_is_loaded_without_a_client_library() -> None:
     """By an isolated interpreter, as the servers are started."""
     code = (
