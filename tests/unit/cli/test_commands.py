@@ -139,6 +139,26 @@ def test_ls_of_an_empty_directory_is_valid_json(node: FakeNode, run: Run) -> Non
     assert ok(run("ls", "/mnt/data")) == ""
 
 
+@pytest.mark.parametrize("good_pages", [0, 1])
+def test_a_listing_that_fails_is_never_taken_for_a_whole_one(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch, good_pages: int
+) -> None:
+    """Rows are printed as they come, so a failure leaves the array open: no parser accepts it."""
+    left, listed = iter(range(good_pages)), node._list
+
+    def answered(body: m.ListDir) -> m.Listing:
+        if next(left, None) is None:
+            raise errors.Unreachable("the origin is away")
+        return listed(body)
+
+    monkeypatch.setattr(node, "_list", answered)
+    code, out, err = run("ls", "--json", "/mnt/data/d")
+    assert (code, json.loads(err)["code"]) == (1, errors.Unreachable.code)
+    assert bool(out) is bool(good_pages)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(out)
+
+
 def test_stat(node: FakeNode, run: Run) -> None:
     text = ok(run("stat", "/mnt/data/a.bin"))
     assert "1048576 (1 MiB)" in text
