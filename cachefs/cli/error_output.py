@@ -4,6 +4,7 @@ JSON document, with the fields of the admin API's failures."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -34,6 +35,7 @@ def run(program: str, body: Callable[[], int | None], *, debug: bool, as_json: b
 
     With `debug` the traceback of an expected failure is printed too.
     """
+    _open_closed_streams()
     try:
         code = body() or 0
         sys.stdout.flush()
@@ -54,6 +56,17 @@ def run(program: str, body: Callable[[], int | None], *, debug: bool, as_json: b
             traceback.print_exc()
         _print_failure(program, failure, as_json)
         return failure.exit_code
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for each standard stream that is closed (`>&-`). Else the first file or
+    socket that the command opens would get its number, and output of a child would go there."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
 def _failure(err: BaseException) -> _Failure:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import pytest
@@ -16,6 +18,19 @@ from cachefs.cli.main import main
 from cachefs.core.errors import NotFound
 
 COMMAND_S = 60.0
+
+
+CLOSED: Final = {0: "<&-", 1: ">&-", 2: "2>&-"}
+STREAMS: Final = """
+import os, subprocess, sys
+from cachefs.cli import error_output
+def body():
+    print("out"); print("err", file=sys.stderr)
+    child = subprocess.run(["readlink", *[f"/proc/self/fd/{fd}" for fd in range(3)]], stdout=-1)
+    assert child.returncode == 0, "a child lacks a standard stream"
+    return 7
+sys.exit(error_output.run("cachefs", body, debug=False))
+"""
 
 
 def failed_with(err: BaseException, capsys: pytest.CaptureFixture[str], as_json: bool) -> str:
@@ -88,3 +103,17 @@ def test_an_output_that_nobody_reads_is_no_failure_of_the_command(words: list[st
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (error_output.BROKEN_PIPE, b"")
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_a_closed_stream_is_the_null_device(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """`cachefs ls >&-` does its work, and neither stream gets what is meant for the other."""
+    redirects = " ".join(
+        CLOSED[fd] if fd in closed else f"{fd}>{tmp_path / str(fd)}" for fd in range(3)
+    )
+    program = shlex.join([sys.executable, "-c", STREAMS])
+    done = subprocess.run(f"{program} {redirects}", shell=True, timeout=COMMAND_S)
+    said = {fd: (tmp_path / str(fd)).read_text() for fd in (1, 2) if fd not in closed}
+    assert (done.returncode, said) == (
+        7, {fd: text for fd, text in ((1, "out\n"), (2, "err\n")) if fd not in closed},
+    )  # fmt: skip
