@@ -277,6 +277,7 @@ class PeerBody:
                 return False
             self._exchange = exchange
             try:
+                self._check()  # a close before this line has not aborted the exchange
                 yield from self._read(exchange, buffer)
                 return True
             except WrongPage as err:
@@ -303,6 +304,7 @@ class PeerBody:
             self._origin, self._next, self._end, self._purpose
         )
         try:
+            self._check()  # a close before this line has not closed the body
             yield from body
         finally:
             body.close()
