@@ -271,7 +271,11 @@ class PeerServer:
             if self._is_cut(asked.origin):
                 raise _cut(asked.origin) from err
             raise NotFound(err.cause) from err
-        except (NoSpace, Stale, FillFailed):
+        except Stale as err:
+            if isinstance(err.__cause__, NotFound):  # a `file://` source may not be mounted here
+                raise FillFailed(err) from err
+            raise
+        except (NoSpace, FillFailed):
             raise
         except CacheFSError as err:
             raise self._failed(asked.origin, err) from err

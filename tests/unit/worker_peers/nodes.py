@@ -16,6 +16,7 @@ from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from connectors.reach import Reach
+from tests.services.memory import MemoryConnector
 from tests.unit.worker.rig import MIB, Namespace, Rig
 from worker.cache.cache import Cache
 from worker.fill.source import OriginSource
@@ -57,6 +58,7 @@ class Node:
         self.url = ""
         self.offers: list[c.Offer] = []
         self.reach = Reach()
+        self.origin: MemoryConnector | None = None  # as this node alone sees it
 
     @property
     def member(self) -> Member:
@@ -118,7 +120,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def _run(self, node: Node) -> AsyncIterator[None]:
-        origin = OriginSource(lambda namespace, ufs: self.rig.origin)
+        origin = OriginSource(lambda namespace, ufs: node.origin or self.rig.origin)
         refresh = in_loop(asyncio.get_running_loop(), node.refresh)
         serving, asking = self.tls
         node.source = ClusterSource(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.core.errors import Stale
 from tests.services.loading import fetch
+from tests.services.memory import MemoryConnector
 from tests.unit.worker.rig import MIB, NAMESPACE, read, run
 from tests.unit.worker_peers.nodes import Cluster
 
@@ -168,5 +170,27 @@ def test_what_the_owner_does_not_take_is_served_past_its_cache(tmp_path: Path, s
             assert await read(nodes[1].worker, 9) == cluster.rig.data[9]
             assert cluster.body_bytes == before + size
             assert nodes[1].worker.status()["origin_bytes"] == 0
+
+    run(script())
+
+
+def test_the_next_in_rank_stands_in_for_an_owner_whose_source_is_not_mounted(
+    tmp_path: Path,
+) -> None:
+    """It finds no file there. Only what the reader's node does not find is gone."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 4)
+        inos = [cluster.rig.put(n, SMALL) for n in range(1, 21)]
+        async with cluster.running() as nodes:
+            nodes[0].origin = MemoryConnector()
+            owned = [ino for ino in inos if cluster.owner(ino) is nodes[0]]
+            for ino in owned[1:]:
+                for node in nodes[1:]:
+                    assert await read(node.worker, ino) == cluster.rig.data[ino]
+            assert cluster.body_bytes == len(owned[1:]) * SMALL > 0, "one worker read it for all"
+            cluster.rig.origin.delete(b"dir/%d" % owned[0])
+            with pytest.raises(Stale):
+                await read(nodes[1].worker, owned[0])
 
     run(script())
