@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -42,6 +42,14 @@ MOST_FREED_PER_TICK: Final = 20_000
 MOST_FRESH: Final = 50_000  # fills between two ticks; with more, all rules are requested again
 ANSWER_S: Final = 5.0
 RETRY_S: Final = 3.0
+LONGEST_REST_S: Final = 60.0
+
+
+class _Rest(NamedTuple):
+    """The time for which an exceeded quota is left alone."""
+
+    until_s: float  # monotonic
+    pause_s: float
 
 
 class Expirer:
@@ -73,6 +81,7 @@ class Expirer:
         self._knows_namespaces = False
         self._one_at_a_time = asyncio.Lock()
         self._other_owners = False  # than was known here
+        self._rests: dict[bytes, _Rest] = {}  # by path of the quota
         self.freed_files = 0
         catalog.on_recorded = self.filled
 
@@ -112,8 +121,7 @@ class Expirer:
             except OSError as err:
                 return self._catalog.disk_fault(err)
             await self._free_what_is_due()
-            for path, excess_bytes in self._charges.excess().items():
-                await self._free_excess(path, excess_bytes)
+            await self._free_all_excess()
 
     async def _ask(self) -> None:
         if not self._knows_namespaces:
@@ -171,6 +179,7 @@ class Expirer:
             raise
         self._versions |= {ns: versions[ns] for ns in wanted - self._again}
         self._again_at_s = now + RETRY_S if self._again else now
+        self._rests.clear()  # a pin may have gone
 
     async def _ask_about_all_of(self, wanted: set[NamespaceId]) -> None:
         """Requests the rules of everything in these namespaces. Those that gave no answer are in
@@ -250,6 +259,22 @@ class Expirer:
 
     # ---- frees ----------------------------------------------------------------------------------
 
+    async def _free_all_excess(self) -> None:
+        """Frees what exceeds quotas. A path of which nothing could be freed, as all of it is pinned
+        or the master is away, rests: each try sorts and asks about everything below it."""
+        over, now = self._charges.excess(), self._context.monotonic()
+        self._rests = {path: rest for path, rest in self._rests.items() if path in over}
+        for path, excess_bytes in over.items():
+            last = self._rests.get(path)
+            if last is not None and now < last.until_s:
+                continue
+            await self._free_excess(path, excess_bytes)
+            if self._charges.excess().get(path, 0) < excess_bytes:
+                self._rests.pop(path, None)
+            else:
+                pause_s = min(LONGEST_REST_S, 2 * last.pause_s) if last is not None else RETRY_S
+                self._rests[path] = _Rest(now + pause_s, pause_s)
+
     async def _free_excess(self, path: bytes, excess_bytes: int) -> None:
         """Frees what was not used for longest of what counts against a quota: it was lowered, or
         this node's share of it."""
@@ -266,10 +291,12 @@ class Expirer:
                     break
             if not some:
                 return  # what is left is pinned
-            await self._free(some)
+            if not await self._free(some):
+                return
             excess_bytes = self._charges.excess().get(path, 0)
 
-    async def _free(self, keys: Sequence[bytes]) -> None:
+    async def _free(self, keys: Sequence[bytes]) -> bool:
+        """Frees what the master permits. Returns False if the master or the disk did not answer."""
         retry_s = self._context.wall() + RETRY_S
         quiet = [key for key in keys if self._is_quiet(key)]
         permitted = await self._permission.request(quiet)
@@ -277,15 +304,17 @@ class Expirer:
         for key in keys:
             self._expiry.postpone(key, retry_s)
         if not allowed:
-            return
+            return permitted.is_answered
         try:
             counts = await self._catalog.drop(allowed, lambda: lasting() < permitted.until_s)
         except OSError as err:
-            return self._catalog.disk_fault(err)
+            self._catalog.disk_fault(err)
+            return False
         self._segments.drop_content(allowed)
         for key in allowed:
             self._expiry.drop(key)
         self.freed_files += counts.files
+        return permitted.is_answered
 
     def _is_quiet(self, key: bytes) -> bool:
         """Returns whether a content can be dropped at once, while the permission lasts."""

@@ -361,3 +361,38 @@ def test_room_that_a_failed_read_gave_back_counts_against_no_quota(tmp_path: Pat
             opened.close()
 
     run(script())
+
+
+def test_a_quota_that_pinned_files_exceed_is_not_asked_about_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "FREED_AT_ONCE", 1)
+
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        async with rig.worker() as worker:
+            expirer = only(worker).expirer
+            for ino in (1, 2, 3):
+                await fetch(worker, NAMESPACE, ino)
+            space.protected = {rig.name(ino) for ino in (1, 2, 3)}
+            for ino in (1, 2, 3):
+                space.say(ino, quotas=((b"dir", 2 * SIZE),))
+            await expirer.tick()
+            asked = len(space.asked)
+            assert asked >= 2, "it looks for one that may go"
+            await expirer.tick()
+            await expirer.tick()
+            assert len(space.asked) == asked
+            rests = expirer._rests.items()
+            expirer._rests = {path: rest._replace(until_s=0.0) for path, rest in rests}
+            space.answers = False
+            await expirer.tick()
+            assert len(space.asked) == asked + 1, "a master that is away is asked once"
+            assert [rest.pause_s for rest in expirer._rests.values()] == [2 * policies.RETRY_S]
+            space.answers = True
+            space.protected.clear()
+            space.policy_version += 1  # a pin was removed
+            await expirer.tick()
+            assert len(rig.published()) < 3
+
+    run(script())
