@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 import ssl
 import time
@@ -231,6 +232,7 @@ class Node:
                 host=socket.gethostname(),
                 capacity_bytes=capacity_bytes,
                 version=cachefs.__version__,
+                process=secrets.randbits(63) or 1,
             ),
             condition=self._condition,
             on_view=self._on_view,

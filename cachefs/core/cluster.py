@@ -67,7 +67,8 @@ LOST_AFTER_S: Final = 10.0  # five heartbeats; the default of `--lost-after`
 
 class Register(Message, frozen=True):
     """A worker joins, or joins again. `weight` 0: it owns nothing (a node's own cache). `epoch`:
-    the last one that it knows (-1: none, or a version that does not send it)."""
+    the last one that it knows (-1: none, or a version that does not send it). `process`: a random
+    number of the worker's process (0: not sent)."""
 
     worker: str  # id, see `Member`
     url: str
@@ -77,6 +78,7 @@ class Register(Message, frozen=True):
     version: str = ""
     protocol: int = PROTOCOL
     epoch: int = -1
+    process: int = 0
 
 
 class Registered(Message, frozen=True):
@@ -115,9 +117,11 @@ class Beaten(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """A worker shuts down. Answered by Done."""
+    """A worker shuts down. Answered by Done. `process`: as in Register. It may arrive late, after
+    the next process of the worker has registered: it is not about that one."""
 
     worker: str
+    process: int = 0
 
 
 class GetView(Message, frozen=True):

@@ -234,7 +234,7 @@ class Membership:
     def _leave(self, event: Leave, now: float) -> Outcome:
         """Removes a worker, but keeps a draining one as lost: a restart does not undo the drain."""
         worker = self._workers.get(event.worker)
-        if worker is None:
+        if worker is None or _is_of_another_process(event, worker.info):
             return Outcome(Done())
         if worker.draining and worker.info.weight > 0:
             worker.lost = True
@@ -417,6 +417,10 @@ def _check(event: Register) -> None:
         raise BadConfig(f"a worker's id, URL and host have at most {MOST_TEXT} characters")
     if not event.url.startswith(("http://", "https://")) or not _address(event.url):
         raise BadConfig(f"a worker cannot be reached at {event.url!r}")
+
+
+def _is_of_another_process(event: Leave, info: Register) -> bool:
+    return 0 not in (event.process, info.process) and event.process != info.process
 
 
 def _revived(kept: Kept, now: float) -> _Member:

@@ -105,7 +105,7 @@ class Membership:
         await asyncio.gather(heartbeats, return_exceptions=True)
         if leave:
             with contextlib.suppress(CacheFSError):
-                left = c.Leave(self.me.worker)
+                left = c.Leave(self.me.worker, self.me.process)
                 await self._master.ask(left, Done, answer_s=LEAVE_S, reach_s=0)
 
     def send_heartbeat_soon(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachefs.core import messages as m
 from cachefs.core.cluster import (
     LOST_AFTER_S,
     Beaten,
@@ -142,6 +143,25 @@ def test_a_lost_answer_is_repeated_to_a_worker_that_says_its_version() -> None:
     assert r.beat("a", version=old).view == r.view
     assert r.beat("a", version=old).view == r.view
     assert r.beat("a", version=r.view.version).view is None
+
+
+def test_a_late_leave_is_not_about_the_next_process() -> None:
+    """A retransmission may take longer than a restart."""
+    r = ring("a", "b")
+    first = Register("b", "http://10.0.0.98:20001", 1.0, host="host-b", process=1)
+    for event in (first, Drain("b"), msgspec.structs.replace(first, process=2)):
+        r.send(event)
+    r.send(Drain("b", undo=True))
+    view = r.view
+    assert r.send(Leave("b", process=1)) == Outcome(m.Done())
+    assert r.view == view
+    assert "b" in {member.id for member in view.members}
+    assert r.send(Leave("b", process=2)).changed
+    r.send(first)
+    r.restart()
+    assert r.send(Leave("b", process=3)).changed, "the record has no process"
+    r.register("b")
+    assert r.send(Leave("b", process=3)).changed, "an earlier version sends none"
 
 
 def test_a_weight_of_zero_is_no_epoch() -> None:

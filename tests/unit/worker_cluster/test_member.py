@@ -17,7 +17,7 @@ from tests.unit.worker_cluster.fake_master import NAMESPACE, run, until
 from worker.membership.master_client import MasterUnreachable
 from worker.membership.member import Condition, Membership, is_newer
 
-ME = c.Register("w1", "http://127.0.0.1:1", 1.0, "host")
+ME = c.Register("w1", "http://127.0.0.1:1", 1.0, "host", process=77)
 MEMBER = Member("w1", "http://127.0.0.1:1", 1.0, "host")
 OTHER = Member("w2", "http://127.0.0.1:2", 1.0)
 
@@ -75,7 +75,7 @@ def test_a_worker_registers_beats_and_leaves() -> None:
         assert views == [master.view]
         assert master.asked[0] == ME
         assert master.asked[1] == c.Heartbeat("w1", 3, 2, 100, 40, {"tiers": 1}, 5, ME.url)
-        assert master.asked[-1] == c.Leave("w1")
+        assert master.asked[-1] == c.Leave("w1", 77)
         assert master.count(c.Leave) == 1
         beats = master.count(c.Heartbeat)
         await asyncio.sleep(0.01)
