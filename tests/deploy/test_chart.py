@@ -202,6 +202,19 @@ def test_the_controller_has_the_rights_of_its_page(defaults: list[Object]) -> No
     assert find(defaults, "Role", "-controller")["rules"] == local["rules"]
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_check_before_an_uninstall_looks_for_datasets_of_our_controller(
+    is_enabled: bool,
+) -> None:
+    things = render("--set", f"controller.enabled={str(is_enabled).lower()}")
+    jobs = [one for one in things if one["kind"] == "Job"]
+    (check,) = (one for one in jobs if one["metadata"]["name"].endswith("-uninstall"))
+    (container,) = check["spec"]["template"]["spec"]["containers"]
+    assert ("--controller" in container["command"]) is is_enabled
+    rules = find(things, "ClusterRole", "-uninstall")["rules"]
+    assert {"apiGroups": ["cachefs.io"], "resources": ["datasets"], "verbs": ["list"]} in rules
+
+
 def test_only_the_driver_propagates_mounts(things: list[Object]) -> None:
     found = {
         container["name"]: mount["mountPropagation"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import InUse
+from cachefs.core.errors import InUse, NotFound
 from cachefs.kube.names import DRIVER, Object
 from cachefs.kube.volume_users import SLACK_S, check, users
-from tests.unit.kube.things import MASTER, pod
+from tests.unit.kube.things import MASTER, pod, thing
 
 
 class Objects:
@@ -22,6 +22,8 @@ class Objects:
         self.things = {"Pod": list(pods), "PersistentVolume": list(volumes)}
 
     async def list(self, kind: str) -> AsyncIterator[Object]:
+        if kind not in self.things:
+            raise NotFound("the server could not find the requested resource")
         for one in self.things[kind]:
             yield one
 
@@ -36,7 +38,12 @@ def volume(claim: str, driver: str = DRIVER) -> Object:
     return {"spec": {"csi": csi, "claimRef": {"namespace": "ml", "name": claim}}}
 
 
-def judge(objects: Objects, changes: dict[str, list[Object]] | None = None) -> list[float]:
+def judge(
+    objects: Objects,
+    changes: dict[str, list[Object]] | None = None,
+    *,
+    has_controller: bool = True,
+) -> list[float]:
     """Returns the pauses of a check; meanwhile objects change."""
     pauses = []
 
@@ -45,7 +52,7 @@ def judge(objects: Objects, changes: dict[str, list[Object]] | None = None) -> l
         objects.things |= changes or {}
 
     api: Any = objects
-    asyncio.run(check(api, 60.0, sleep))
+    asyncio.run(check(api, 60.0, sleep, has_controller=has_controller))
     return pauses
 
 
@@ -74,6 +81,21 @@ def test_it_waits_for_what_lingers_and_looks_again() -> None:
     assert judge(gone) == [60.0 + SLACK_S]
     with pytest.raises(InUse, match="ml/late"):
         judge(gone, {"Pod": [running("late", INLINE)]})
+
+
+def test_datasets_that_only_the_controller_can_end_are_named() -> None:
+    """Their deletion would wait for ever. One without our finalizer needs nobody."""
+    objects = Objects()
+    assert judge(objects) == [60.0 + SLACK_S], "no definition of Datasets"
+    free = thing(name="free", finalizers=["other"])
+    objects.things["Dataset"] = [free, thing(name="one"), thing(name="two")]
+    with pytest.raises(InUse, match="Datasets need the controller at their end: ml/one, ml/two"):
+        judge(objects)
+    assert judge(objects, has_controller=False) == [60.0 + SLACK_S]
+    objects.things["Dataset"] = [free]
+    assert judge(objects) == [60.0 + SLACK_S]
+    with pytest.raises(InUse, match="ml/late"):
+        judge(objects, {"Dataset": [thing(name="late")]})
 
 
 class Kept(dict[str, Any]):
