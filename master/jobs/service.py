@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
@@ -34,7 +33,7 @@ from master.jobs.job_context import JobContext
 from master.jobs.polls import Polls
 from master.jobs.runner import Clocks, Runner
 from master.state.job_messages import NO_OWNER, NO_PATHS, waits_for_origin
-from master.state.job_record import KEY_FOR_S, MAX_ENDED, MAX_UNFINISHED, PATHS_SHOWN, JobRecord
+from master.state.job_record import KEY_FOR_S, MAX_UNFINISHED, PATHS_SHOWN, JobRecord, surplus
 from master.state.jobs import Job
 from master.state.task_dispatcher import TaskDispatcher
 from master.state.window import Part
@@ -224,9 +223,7 @@ class LoadJobs:
 
     async def _trim(self) -> None:
         async with self._changing:
-            ended = [n for n, job in self._jobs.items() if job.record.state.has_ended]
-            ended.sort(key=lambda number: self._jobs[number].record.ended_at_s or math.inf)
-            for number in ended[: max(0, len(ended) - MAX_ENDED)]:
+            for number in surplus(job.record for job in self._jobs.values()):
                 await self._forget(number)
 
     async def _forget(self, number: int) -> None:

@@ -6,6 +6,8 @@ watermarks, `counted` is the position of the counting walk. Progress counts end 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -18,6 +20,7 @@ from master.state.window import START, Passed, Position
 PATHS_SHOWN: Final = 10
 MAX_UNFINISHED: Final = 64
 MAX_ENDED: Final = 1000
+MAX_ENDED_ROWS: Final = 20_000_000  # of all ended jobs, see `JobRecord.rows`
 MAX_ALSO: Final = 16
 MAX_FAILURES: Final = 1_000_000
 KEY_FOR_S: Final = 24 * 3600.0
@@ -75,6 +78,11 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether all paths so far were counted, and the list of paths was not ended."""
         return self.paths_open and self.counted.index >= self.path_count
 
+    @property
+    def rows(self) -> int:
+        """The number of paths and failures that the store has of the job."""
+        return self.path_count + self.files_failed
+
     def paths_left(self, watermark: Position) -> list[bytes]:
         """Returns one or more paths that contain every file beyond `watermark`."""
         is_known = not self.paths_open and self.path_count <= len(self.paths)
@@ -105,6 +113,20 @@ class Write(msgspec.Struct, frozen=True):
 
     record: JobRecord
     failures: list[JobFailure]
+
+
+def surplus(records: Iterable[JobRecord]) -> list[int]:
+    """Returns the ended jobs to forget, those that ended first, but never the last one."""
+    ended = [record for record in records if record.state.has_ended]
+    ended.sort(key=lambda record: record.ended_at_s or math.inf)
+    rows = sum(record.rows for record in ended)
+    found = []
+    for left, record in zip(range(len(ended), 1, -1), ended, strict=False):
+        if left <= MAX_ENDED and rows <= MAX_ENDED_ROWS:
+            break
+        found.append(record.job)
+        rows -= record.rows
+    return found
 
 
 _encoder = msgspec.msgpack.Encoder()

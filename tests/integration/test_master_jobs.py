@@ -18,6 +18,7 @@ from cachefs.core.jobs import JobSpec, JobState, JobStatus, TaskKind
 from cachefs.core.model import UfsSpec
 from master.jobs import runner, service
 from master.namespace import Master
+from master.state import job_record
 from master.state.window import Position
 from master.store import jobs as table
 from tests.integration.job_worker import TaskWorker
@@ -469,7 +470,7 @@ def test_what_means_nothing_is_refused(tmp_path: Path, spec: JobSpec) -> None:
 def test_the_oldest_ended_jobs_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MAX_ENDED", 3)
+    monkeypatch.setattr(job_record, "MAX_ENDED", 3)
 
     async def work() -> None:
         async with opened(tmp_path, origin(a=5), TaskWorker()) as master:
@@ -490,7 +491,7 @@ def test_the_oldest_ended_jobs_are_forgotten(
 def test_a_long_job_is_kept_whatever_ended_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MAX_ENDED", 3)
+    monkeypatch.setattr(job_record, "MAX_ENDED", 3)
 
     async def work() -> None:
         async with opened(tmp_path, origin(a=5), TaskWorker()) as master:
@@ -502,6 +503,25 @@ def test_a_long_job_is_kept_whatever_ended_before_it(
             while len(found := (await master.jobs(0, 10)).jobs) > 3:
                 await asyncio.sleep(0.01)
             assert [one.job for one in found] == [4, 3, long]
+
+    run(work())
+
+
+def test_the_paths_and_failures_of_ended_jobs_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_record, "MAX_ENDED_ROWS", 8)
+
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=9), TaskWorker()) as master:
+            jobs = [(await load(master, b"/a/f0000", b"/nix")).job for _ in range(3)]
+            while len(found := (await master.jobs(0, 10)).jobs) > 2:
+                await asyncio.sleep(0.01)
+            assert [one.job for one in found] == jobs[:0:-1], "2 paths and 1 failure each"
+            large = await load(master, *(b"/a/f%04d" % n for n in range(9)))
+            while len(found := (await master.jobs(0, 10)).jobs) > 1:
+                await asyncio.sleep(0.01)
+            assert [one.job for one in found] == [large.job], "the last one stays in any case"
 
     run(work())
 
