@@ -54,8 +54,8 @@ class Covers:
             self._place = None
 
     def lay(self, hosts: Iterable[CoverHost]) -> None:
-        """Covers the mounts that are not covered."""
-        for host in hosts:
+        """Covers the mounts that are not covered. A client that has died leaves `hosts` then."""
+        for host in [*hosts]:
             if self._place is not None and self._table.lay(host):
                 self._send(host, may_be_covered=False)
 

@@ -148,7 +148,7 @@ class View:
             return
         self._hosts.append(host)
         self.covers.followed(host)
-        if self.state is ViewState.READY:
+        if self.state is ViewState.READY and host in self._hosts:
             self.covers.lay([host])
 
     def remove(self, host: CoverHost, *, is_followed: bool) -> None:

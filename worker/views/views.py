@@ -133,7 +133,7 @@ class Views:
 
     def _add(self, view: View) -> None:
         self._views.append(view)
-        for host in self._hosts:
+        for host in [*self._hosts]:
             if host.shows(view.namespace):
                 view.add(host)
         self._start(view)
@@ -232,7 +232,8 @@ class Views:
         self._hosts.append(host)
         self.automatic.wake()
         for view in self._views:
-            if host.shows(view.namespace):
+            # A command to a client that has just died ends it: it is added nowhere any more.
+            if host in self._hosts and host.shows(view.namespace):
                 view.add(host)
 
     def left(self, host: CoverHost, *, is_followed: bool) -> None:
@@ -253,10 +254,11 @@ class Views:
 
     def _take_reports(self, *, also_unknown: bool) -> None:
         """Takes what was reported. `also_unknown`: covers of views that were not found go."""
-        reports, self._reports = self._reports, []
         take = self._take_report if also_unknown else self.reported
-        for host, cover, covered, reason in reports:
-            take(host, cover, covered=covered, reason=reason)
+        for report in [*self._reports]:
+            if report in self._reports:  # else its client has ended meanwhile
+                self._reports.remove(report)
+                take(report.host, report.cover, covered=report.covered, reason=report.reason)
 
     def _take_report(self, host: CoverHost, cover: int, *, covered: bool, reason: str) -> None:
         for view in self._views:
