@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pytest
+
+from cachefs.core.errors import Unavailable
 from cachefs.core.model import NamespaceId
-from tests.integration.test_views import origin_with, run
+from tests.integration.test_views import LIMIT_S, origin_with, run
 from tests.integration.views_rig import FakeMount, Node, node
+from tests.unit.worker.rig import until
+from tests.unit.worker_tiers.rig import come_back, leave
+from worker.store.changes import PutView
 from worker.views.views import _Report
 
 
@@ -75,5 +86,76 @@ def test_reports_of_a_client_that_has_died_are_not_taken(tmp_path: Path) -> None
             one.views._reports = [_Report(dead, cover, True, "") for cover in covers]
             one.views._take_reports(also_unknown=True)
             assert not knows(one, dead)
+
+    run(script())
+
+
+async def fails(*_: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_view_that_a_full_disk_did_not_let_go_outlives_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with node(tmp_path, origin) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            with monkeypatch.context() as patch:
+                patch.setattr(one.tier.views, "thaw", fails)
+                with pytest.raises(Unavailable):
+                    await one.views.thaw(one.namespace, b"train")
+            await one.covered(b"train")
+            kept, mount.covers = mount.covers, {}
+        async with node(tmp_path, origin) as one:
+            mount = await one.mount("/m", kept)
+            await one.covered(b"train")
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+
+    run(script())
+
+
+def test_a_thaw_that_ends_late_takes_no_name_from_the_view_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk does not answer for a while: the thaw fails, and its record is written later."""
+    written, held = threading.Event(), threading.Event()
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            write = one.tier.disk.writer.write
+
+            def late(changes: Sequence[Any]) -> None:
+                records = [change.record for change in changes if isinstance(change, PutView)]
+                if any(record is not None and record.thawed for record in records):
+                    held.set()
+                    assert written.wait(LIMIT_S)
+                write(changes)
+
+            remove, view = one.tier.views.remove, one.view(b"train")
+
+            async def later(*args: Any) -> None:
+                await until(lambda: bool(mount.covers or view.reason))  # covered, or it waits
+                await remove(*args)
+
+            monkeypatch.setattr(one.tier.views, "remove", later)
+            monkeypatch.setattr(one.tier.disk.writer, "write", late)
+            thawing = asyncio.ensure_future(one.views.thaw(one.namespace, b"train"))
+            await until(held.is_set)
+            leave(one.tier)
+            with pytest.raises(Unavailable):
+                await thawing
+            come_back(one.tier)
+            locks = one.tier.contents.trees_change, one.tier.views._one_record
+            while not any(lock._waiters for lock in locks):  # until it is built again
+                view.hasten()
+                await asyncio.sleep(0.002)
+            written.set()
+            await one.covered(b"train")
+            await one.removed()
+            assert mount.trees() == {b"train": await one.expected(b"train")}
 
     run(script())

@@ -7,6 +7,7 @@ evicts or drops it. It is released after both are removed.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import Callable, Coroutine, Sequence
@@ -57,6 +58,7 @@ class TierViews:
         self._contents = contents
         self._catalog = catalog
         self._one_change = contents.trees_change
+        self._one_record = asyncio.Lock()  # one view is thawed at a time
         self.removals = TreeRemovals(context.tasks, self)
 
     @property
@@ -108,9 +110,21 @@ class TierViews:
     async def thaw(self, view: int, record: ViewRecord, last_use_s: float | None) -> None:
         """Records that a view is thawed, and begins the removal of its tree."""
         change = PutView(view, record)
-        async with self._one_change:
+        async with self._one_record, self._one_change:
             await self._disk.threads.run(self._disk.writer.write, [change])
             self.removals.start(view, record, self._context.wall_s(), last_use_s)
+
+    async def until_removed(self, concerns: Callable[[ViewRecord], bool]) -> None:
+        """Waits until the trees of such views are removed, also that of a thaw for which nobody
+        waits any more."""
+        await self._until_thawed()
+        await self.removals.until_over(concerns)
+
+    @_continued
+    async def _until_thawed(self) -> None:
+        """Waits for the thaws that have begun."""
+        async with self._one_record:
+            pass
 
     async def put(self, view: int, record: ViewRecord) -> None:
         """Replaces the record of a view; returns once that is committed."""

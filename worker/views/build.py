@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cachefs.core.errors import CacheFSError, Stale
 from cachefs.core.model import SMALL_FILE_BYTES
 from cachefs.core.policies import shown
+from cachefs.core.units import format_size
 from worker.store.view_records import FILE
 from worker.views.walk import TreeWalk
 
@@ -39,6 +40,15 @@ class Built:
         files = [record for record in page.names.values() if record.kind == FILE]
         self.files += len(files)
         self.size_bytes += sum(record.size for record in files)
+
+    @property
+    def why(self) -> str:
+        """One line about the files that are missing."""
+        error = self.error.one_line() if self.error is not None else "it is not cached whole"
+        return (
+            f"{self.missing:,} of {self.files:,} files ({format_size(self.missing_bytes)} of "
+            f"{format_size(self.size_bytes)}) are not cached; {self.error_path}: {error}"
+        )
 
 
 @dataclass(slots=True)

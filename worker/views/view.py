@@ -19,7 +19,6 @@ from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import Invalidate, ViewStatus
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import AUTO, shown
-from cachefs.core.units import format_size
 from worker.runtime.tasks import within
 from worker.store.tree_watches import CannotWatch
 from worker.tier.admission import NoRoom
@@ -263,9 +262,9 @@ class View:
         """Builds the tree, and lays covers if nothing has changed in between."""
         if self.state is not ViewState.BUILDING:
             self._move(ViewEvent.DUE)
-        await self._until_former_trees_are_gone()
-        changes = self._changes
         try:
+            await self._until_former_trees_are_gone()
+            changes = self._changes
             walk, built = await self._applied()
             if changes == self._changes:
                 await self._finish(walk, built, changes)
@@ -283,7 +282,7 @@ class View:
             return record.namespace == self.record.namespace and is_near(record.path, self.path)
 
         self.reason = "a former tree is being removed"
-        await self.tier.views.removals.until_over(concerns)
+        await self.tier.views.until_removed(concerns)
         self.reason = ""
 
     async def _applied(self) -> tuple[TreeWalk, Built]:
@@ -309,7 +308,7 @@ class View:
         built = await self._new_pass().apply(walk)
         self._count(built)
         if built.missing:
-            raise Refused(_why(built)) if isinstance(built.error, NoRoom) else OSError(_why(built))
+            raise Refused(built.why) if isinstance(built.error, NoRoom) else OSError(built.why)
         return built
 
     def _count(self, built: Built) -> None:
@@ -481,20 +480,13 @@ class View:
         if self._is_watched:
             await self.look_at_use()
         await self.uncover("thaw")
-        self.record = msgspec.structs.replace(self.record, thawed=True)
+        thawed = msgspec.structs.replace(self.record, thawed=True)
         used_s = self.used_s if self._is_watched else None
-        await self.tier.views.thaw(self.number, self.record, used_s)
+        await self.tier.views.thaw(self.number, thawed, used_s)
+        self.record = thawed  # not before: a view that goes on is none that a start may remove
         if self.state is not ViewState.GONE:
             self._move(ViewEvent.THAWED)
 
 
 def new_number() -> int:
     return random.SystemRandom().getrandbits(62) | 1
-
-
-def _why(built: Built) -> str:
-    error = built.error.one_line() if built.error is not None else "it is not cached whole"
-    return (
-        f"{built.missing:,} of {built.files:,} files ({format_size(built.missing_bytes)} of "
-        f"{format_size(built.size_bytes)}) are not cached; {built.error_path}: {error}"
-    )
