@@ -19,6 +19,7 @@ from tests.integration.views_rig import FakeMount, Node, node
 from tests.unit.worker.rig import until
 from tests.unit.worker_tiers.rig import come_back, leave
 from worker.store.changes import PutView
+from worker.views import covers
 from worker.views.views import _Report
 
 
@@ -82,8 +83,8 @@ def test_reports_of_a_client_that_has_died_are_not_taken(tmp_path: Path) -> None
             await one.mount()
             await one.freeze(b"train")
             dead = DeadMount(one.views, "/dead")
-            covers = (1, one.view(b"train").covers.number)  # the first one is unknown
-            one.views._reports = [_Report(dead, cover, True, "") for cover in covers]
+            numbers = (1, one.view(b"train").covers.number)  # the first one is unknown
+            one.views._reports = [_Report(dead, cover, True, "") for cover in numbers]
             one.views._take_reports(also_unknown=True)
             assert not knows(one, dead)
 
@@ -157,5 +158,36 @@ def test_a_thaw_that_ends_late_takes_no_name_from_the_view_that_goes_on(
             await one.covered(b"train")
             await one.removed()
             assert mount.trees() == {b"train": await one.expected(b"train")}
+
+    run(script())
+
+
+@pytest.mark.parametrize("waits_for", ["its task", "a client"])
+def test_a_view_whose_thaw_is_interrupted_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    monkeypatch.setattr(covers, "UNCOVER_S", 0.05)
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            mount = await one.mount()
+            await one.freeze(b"train")
+            view = one.view(b"train")
+            mount.hangs = waits_for == "a client"
+            thawing = asyncio.ensure_future(one.views.thaw(one.namespace, b"train"))
+            await asyncio.sleep(0)
+            if mount.hangs:
+                await until(lambda: view._uncovering is not None)
+            thawing.cancel()
+            await asyncio.gather(thawing, return_exceptions=True)
+            mount.hangs = False
+            assert view in one.views._runs
+            await one.covered(b"train")
+            one.origin.put(b"train/c0/f0", b"new")
+            await one.sync()
+            await one.covered(b"train")
+            assert mount.trees() == {b"train": await one.expected(b"train")}
+            await one.views.thaw(one.namespace, b"train")
+            assert not mount.covers
 
     run(script())

@@ -28,11 +28,11 @@ class Tasks:
             )
 
     async def close(self) -> None:
-        """Cancels all tasks and waits for their ends."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancels all tasks, also those that they start then, and waits for their ends."""
+        while tasks := [*self._tasks]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Signal:

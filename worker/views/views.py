@@ -4,9 +4,10 @@ by the loop."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -363,10 +364,8 @@ class Views:
         return view
 
     async def _recorded(self, view: View) -> None:
-        try:
+        with _disk_failures():
             await view.tier.views.make(view.number, view.record)
-        except OSError as err:
-            raise Unavailable(f"the cache disk failed: {err.strerror or err}") from err
 
     async def _check(self, service: MetadataService, path: bytes) -> None:
         """Raises Unsupported, NotFound, NotADirectory."""
@@ -433,14 +432,15 @@ class Views:
 
     async def _thaw(self, view: View) -> None:
         run = self._runs.pop(view, None)
-        if run is not None:
-            run.cancel()
-            await asyncio.wait([run])
         try:
-            await view.thaw()
-        except OSError as err:
+            if run is not None:
+                run.cancel()
+                await asyncio.wait([run])
+            with _disk_failures():
+                await view.thaw()
+        except BaseException:  # also a cancellation: it goes on
             self._start(view)
-            raise Unavailable(f"the cache disk failed: {err.strerror or err}") from err
+            raise
         self._forget(view)
 
     def table(self, namespace: NamespaceId) -> ViewTable:
@@ -463,6 +463,15 @@ class Views:
             "bytes": sum(one["bytes"] for one in rows),
             "rows": [*rows, *starmap(row, self.automatic.all_refused())],
         }
+
+
+@contextlib.contextmanager
+def _disk_failures() -> Iterator[None]:
+    """Raises Unavailable in place of OSError."""
+    try:
+        yield
+    except OSError as err:
+        raise Unavailable(f"the cache disk failed: {err.strerror or err}") from err
 
 
 def _summed(total: dict[str, Any], view: View) -> dict[str, Any]:

@@ -32,6 +32,25 @@ def test_a_cancellation_that_comes_with_the_result_is_no_less_one() -> None:
     run(script())
 
 
+def test_what_a_task_starts_while_it_is_cancelled_ends_too() -> None:
+    async def script() -> None:
+        tasks, never = Tasks(), asyncio.Event()
+        started: list[asyncio.Task[None]] = []
+
+        async def work() -> None:
+            try:
+                await never.wait()
+            finally:
+                started.append(tasks.start(never.wait()))
+
+        tasks.start(work())
+        await asyncio.sleep(0)
+        await tasks.close()
+        assert started[0].cancelled()
+
+    run(script())
+
+
 def test_a_wait_has_its_limit() -> None:
     async def script() -> None:
         never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
