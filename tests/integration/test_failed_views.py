@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
@@ -189,5 +190,31 @@ def test_a_view_whose_thaw_is_interrupted_goes_on(
             assert mount.trees() == {b"train": await one.expected(b"train")}
             await one.views.thaw(one.namespace, b"train")
             assert not mount.covers
+
+    run(script())
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_view_whose_tier_goes_during_its_thaw_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+) -> None:
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train")
+            view = one.view(b"train")
+
+            async def thaw(*_: Any) -> None:
+                with monkeypatch.context() as gone:
+                    gone.setattr(one.cache.views, "tiers", list)
+                    one.views._tiers_changed()
+                if is_failing:
+                    await fails()
+
+            monkeypatch.setattr(one.tier.views, "thaw", thaw)
+            with pytest.raises(Unavailable) if is_failing else contextlib.nullcontext():
+                await one.views.thaw(one.namespace, b"train")
+            assert view not in one.views._runs
+            assert not one.views.all()
 
     run(script())

@@ -140,9 +140,9 @@ class Views:
         self._start(view)
 
     def _start(self, view: View) -> None:
-        """Starts a view whose namespace is attached."""
+        """Starts a view whose namespace is attached, unless its tier is gone."""
         events = self._follow(view.namespace)
-        if events is not None and view not in self._runs:
+        if events is not None and view in self._views and view not in self._runs:
             self._runs[view] = self._tasks.start(view.run(events))
 
     def _follow(self, namespace: NamespaceId) -> NamespaceEvents | None:
@@ -162,6 +162,8 @@ class Views:
         return events
 
     def _forget(self, view: View) -> None:
+        if view not in self._views:
+            return  # its tier is gone
         self._views.remove(view)
         run = self._runs.pop(view, None)
         if run is not None:
