@@ -16,11 +16,13 @@ import pytest
 from cachefs.core.errors import Unavailable
 from cachefs.core.model import NamespaceId
 from tests.integration.test_views import LIMIT_S, origin_with, run
-from tests.integration.views_rig import FakeMount, Node, node
+from tests.integration.views_rig import DEFAULTS, FakeMount, Node, node
 from tests.unit.worker.rig import until
 from tests.unit.worker_tiers.rig import come_back, leave
 from worker.store.changes import PutView
+from worker.store.view_records import ViewRecord
 from worker.views import covers
+from worker.views.view import new_number
 from worker.views.views import _Report
 
 
@@ -216,5 +218,80 @@ def test_a_view_whose_tier_goes_during_its_thaw_is_gone(
                 await one.views.thaw(one.namespace, b"train")
             assert view not in one.views._runs
             assert not one.views.all()
+
+    run(script())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_freeze_that_failed_after_it_was_recorded_leaves_no_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    async def script() -> None:
+        origin, recorded = origin_with(), asyncio.Event()
+        async with node(tmp_path, origin) as one:
+            await one.mount()
+            make = one.tier.views.make
+
+            async def late(number: int, record: ViewRecord) -> None:
+                await make(number, record)
+                recorded.set()
+                if not is_cancelled:
+                    await fails()
+                await asyncio.Event().wait()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(one.tier.views, "make", late)
+                freezing = asyncio.ensure_future(one.freeze(b"train"))
+                await recorded.wait()
+                if is_cancelled:
+                    freezing.cancel()
+                with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
+                    await freezing
+            await until(lambda: not one.tier.disk.directory.index.views())
+            await one.removed()
+        async with node(tmp_path, origin) as one:
+            await one.mount()
+            assert not one.views.all()
+
+    run(script())
+
+
+def test_a_freeze_that_is_interrupted_before_it_is_recorded_leaves_no_view(tmp_path: Path) -> None:
+    """The disk writes the record later, before what removes it."""
+
+    async def script() -> None:
+        origin = origin_with()
+        async with node(tmp_path, origin) as one:
+            await one.mount()
+            change = one.tier.views._one_record
+            async with change:  # what the disk does takes its time
+                freezing = asyncio.ensure_future(one.freeze(b"train"))
+                await until(lambda: bool(change._waiters))
+                freezing.cancel()
+                await asyncio.gather(freezing, return_exceptions=True)
+                await until(lambda: len(change._waiters or ()) == 2)
+            await until(lambda: not (change.locked() or change._waiters))
+            await one.removed()
+            assert not one.tier.disk.directory.index.views()
+        async with node(tmp_path, origin) as one:
+            await one.mount()
+            assert not one.views.all()
+
+    run(script())
+
+
+def test_a_thaw_ends_all_views_of_its_path(tmp_path: Path) -> None:
+    async def script() -> None:
+        origin = origin_with()
+        async with node(tmp_path, origin) as one:
+            record = ViewRecord(bytes(one.namespace), b"train", DEFAULTS)
+            for _ in range(2):
+                await one.tier.views.make(new_number(), record)
+        async with node(tmp_path, origin) as one:
+            mount = await one.mount()
+            assert len(one.views.all()) == 2
+            await one.views.thaw(one.namespace, b"train")
+            assert not one.views.all()
+            assert not mount.covers
 
     run(script())

@@ -58,7 +58,7 @@ class TierViews:
         self._contents = contents
         self._catalog = catalog
         self._one_change = contents.trees_change
-        self._one_record = asyncio.Lock()  # one view is thawed at a time
+        self._one_record = asyncio.Lock()  # one view is made, or thawed, at a time
         self.removals = TreeRemovals(context.tasks, self)
 
     @property
@@ -90,10 +90,13 @@ class TierViews:
         index = self._disk.directory.index
         return await self._disk.call(trees.directories, index, view, limit_s=TREE_LIMIT_S)
 
+    @_continued
     async def make(self, view: int, record: ViewRecord) -> None:
-        """Records a view and makes its tree, if it has none."""
+        """Records a view and makes its tree, if it has none. A thaw that follows a call without a
+        result takes effect after it."""
         directory, writer = self._disk.directory, self._disk.writer
-        await self._disk.call(trees.make, directory, writer, view, record)
+        async with self._one_record:
+            await self._disk.threads.run(trees.make, directory, writer, view, record)
 
     @_continued
     async def replace(

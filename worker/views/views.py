@@ -12,6 +12,8 @@ from itertools import starmap
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from cachefs.core.errors import (
     CacheFSError,
     InUse,
@@ -361,13 +363,22 @@ class Views:
         defaults = self._defaults_of(namespace)
         record = ViewRecord(bytes(namespace), path, defaults, pinned, policy=policy)
         view = View(self._cache, self._mounts, tier, new_number(), record)
-        await self._recorded(view)
+        try:
+            with _disk_failures():
+                await tier.views.make(view.number, record)
+        except BaseException:  # also a cancellation: the next start must not find it
+            self._tasks.start(self._unmake(view))
+            raise
         self._add(view)
         return view
 
-    async def _recorded(self, view: View) -> None:
-        with _disk_failures():
-            await view.tier.views.make(view.number, view.record)
+    async def _unmake(self, view: View) -> None:
+        """Removes a view that was not added, and may be recorded."""
+        thawed = msgspec.structs.replace(view.record, thawed=True)
+        try:
+            await view.tier.views.thaw(view.number, thawed, None)
+        except OSError as err:
+            log.warning("a view of %s may be left: %s", shown(view.path), err.strerror or err)
 
     async def _check(self, service: MetadataService, path: bytes) -> None:
         """Raises Unsupported, NotFound, NotADirectory."""
@@ -424,7 +435,8 @@ class Views:
                     path=shown(path),
                     remedy=f"cachefs policy set {quote(shown(path))} view=never",
                 )
-            await self._thaw_pinned(self._service(namespace), found[0])
+            for view in found:  # two, if a start found one that a failed freeze had left
+                await self._thaw_pinned(self._service(namespace), view)
 
     async def _thaw_pinned(self, service: MetadataService, view: View) -> None:
         """Thaws a view, and removes the pin that its freeze has set."""
