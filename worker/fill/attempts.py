@@ -80,7 +80,7 @@ class Attempts:
         """Runs one request. Returns its error if that is the source's."""
         self._stalls.began(transfer, piece)
         try:
-            await self._supply.threads(piece).run(run, transfer)
+            await self._supply.run(piece, run, transfer)
         except CacheFSError as err:
             return of_source(err)
         finally:

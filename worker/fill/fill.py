@@ -172,7 +172,7 @@ class Filler:
         run: Callable[[Transfer], None] = functools.partial(self._run_into_cache, piece)
         if piece.transit and piece.segment is not None:
             run = functools.partial(self._past.run, piece, piece.segment)
-        self._supply.threads(piece).submit(run, transfer, done=done)
+        self._supply.submit(piece, run, transfer, done=done)
 
     def _starts_small(
         self, piece: Piece, transfer: Transfer, done: Done, in_thread: Callable[[], None]

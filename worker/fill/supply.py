@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from worker.fill.downloads import Downloads
 from worker.fill.fetch import Piece
 from worker.fill.small.reads import SmallReads
 from worker.fill.source import NO_EPOCH, Purpose, Source
-from worker.runtime.threads import BackgroundCalls, LoopCallbackQueue, Threads
+from worker.fill.source_shares import Source as SourceKey
+from worker.fill.source_shares import SourceShares
+from worker.runtime.threads import Done, LoopCallbackQueue, Threads
 from worker.tier.config import WorkerConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +29,9 @@ class Supply:
     source: Source
     small: SmallReads
     downloads: Downloads
-    fetchers: Threads
-    askers: Threads
-    loaders: Threads
+    fetchers: SourceShares
+    askers: SourceShares
+    loaders: SourceShares
 
     def purpose_of_read(self, piece: Piece) -> tuple[Purpose, int | None]:
         """Returns the purpose of a piece for a reader, and the epoch of `Source.waits_for_peers`. A
@@ -44,21 +50,33 @@ class Supply:
         is_own = piece.purpose is Purpose.SERVE
         return is_own and self.source.has_stand_in(piece.entry.origin, piece.offset)
 
-    def threads(self, piece: Piece) -> Threads | BackgroundCalls:
-        """Returns the threads that fetch a piece."""
-        if piece.purpose in (Purpose.READ, Purpose.CUT_OFF):
-            return self.askers
-        is_large = piece.end - piece.first > 1
-        threads = self.loaders if is_large and self.loaders.has_room else self.fetchers
-        return threads.behind if piece.is_for_nobody else threads
+    def submit(self, piece: Piece, function: Callable[..., Any], *args: Any, done: Done) -> None:
+        """Runs a call for a piece, as `Threads.submit` does."""
+        source, shares, behind = self._way(piece)
+        shares.submit(source, function, *args, done=done, behind=behind)
 
-    def _all(self) -> Iterator[Threads]:
+    def run(self, piece: Piece, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Runs a call for a piece, as `Threads.run` does."""
+        source, shares, behind = self._way(piece)
+        return shares.run(source, function, *args, behind=behind)
+
+    def _way(self, piece: Piece) -> tuple[SourceKey, SourceShares, bool]:
+        """Returns the source of a piece, the threads that fetch it, and whether behind others."""
+        origin = piece.entry.origin
+        source = origin.content.namespace, origin.ufs
+        if piece.purpose in (Purpose.READ, Purpose.CUT_OFF):
+            return source, self.askers, False
+        is_large = piece.end - piece.first > 1
+        in_loaders = is_large and self.loaders.has_room(source)
+        return source, self.loaders if in_loaders else self.fetchers, piece.is_for_nobody
+
+    def _all(self) -> Iterator[SourceShares]:
         yield from (self.fetchers, self.askers, self.loaders)
 
     def count_out(self, stuck: int, *, cause: str = "disk") -> None:
         """Applies `Threads.count_out` to all kinds of threads: stuck threads may be of any kind."""
-        for threads in self._all():
-            threads.count_out(stuck, cause=cause)
+        for shares in self._all():
+            shares.count_out(stuck, cause=cause)
 
     def end_reads(self) -> None:
         """Ends small reads and downloads, before `close`: threads get what is left of them."""
@@ -70,8 +88,8 @@ class Supply:
         Returns False if some of them may still write after `wait_s`."""
         until_s = time.monotonic() + wait_s
         ended = True
-        for threads in self._all():
-            ended &= threads.close(until_s - time.monotonic())
+        for shares in self._all():
+            ended &= shares.threads.close(until_s - time.monotonic())
         return ended & self.downloads.wait_stopped(max(0.0, until_s - time.monotonic()))
 
 
@@ -86,7 +104,7 @@ def make_supply(
         source=source,
         small=SmallReads(source, None if in_memory else fetchers, wake),
         downloads=Downloads(source, None if in_memory else loaders, wake),
-        fetchers=fetchers,
-        askers=Threads("ask", config.ask_threads, wake),
-        loaders=loaders,
+        fetchers=SourceShares(fetchers),
+        askers=SourceShares(Threads("ask", config.ask_threads, wake)),
+        loaders=SourceShares(loaders),
     )

@@ -25,12 +25,12 @@ from worker.runtime.log_backoff import LogBackoff
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BEHIND_SHARE: Final = 0.75  # of the threads, for background calls
+SHARE: Final = 0.75  # of the threads: for background calls, and for those of one source
 START_AGAIN_S: Final = 0.5  # after the system had no thread left
 
 
-def _keep(result: Any) -> None:
-    pass
+def keep(result: Any) -> None:
+    """Is the `discard` of a result that owns no resources."""
 
 
 Done = Callable[[Any, BaseException | None], None]  # the result or the error
@@ -102,7 +102,7 @@ class BackgroundCalls:
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Runs a call, as `Threads.run` does."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.submit(function, *args, done=functools.partial(_settle, future, _keep))
+        self.submit(function, *args, done=functools.partial(settle, future, keep))
         return future
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
@@ -146,7 +146,9 @@ class Threads:
         self._closed = False
         self._lacks_threads = False  # another try to start one is scheduled
         self._pace = LogBackoff()
-        self.behind = BackgroundCalls(self, max(1, int(count * BEHIND_SHARE)))
+        self._share = max(1, int(count * SHARE))
+        self.share = self._share  # most threads of one source; one more for each that is stuck
+        self.behind = BackgroundCalls(self, self._share)
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
         """Runs a call whose result owns resources, and returns the result. If the caller is
@@ -160,11 +162,11 @@ class Threads:
             raise
 
     def run(
-        self, function: Callable[..., T], *args: Any, discard: Callable[[T], None] = _keep
+        self, function: Callable[..., T], *args: Any, discard: Callable[[T], None] = keep
     ) -> asyncio.Future[T]:
         """Runs a call in a thread. If the future is cancelled, `discard` gets the call's result."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self.submit(function, *args, done=functools.partial(_settle, future, discard))
+        self.submit(function, *args, done=functools.partial(settle, future, discard))
         return future
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
@@ -226,6 +228,7 @@ class Threads:
         causes together add at most `count` threads."""
         self._stuck[cause] = stuck
         self._most = self._count + min(sum(self._stuck.values()), self._count)
+        self.share = self._share + self._most - self._count
         while self._live > self._most:
             self._live -= 1
             self._calls.put(None)
@@ -273,7 +276,7 @@ def _set_batch_policy() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _settle(
+def settle(
     future: asyncio.Future[Any],
     discard: Callable[[Any], None],
     result: Any,

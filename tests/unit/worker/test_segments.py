@@ -232,7 +232,7 @@ def test_files_in_memory_are_closed_behind_no_fetch(tmp_path: Path) -> None:
     async def script() -> None:
         async with Rig(tmp_path, 64 * MIB).worker(fetch_threads=1) as worker:
             one, busy = only(worker), threading.Event()
-            fetch = only(worker)._supply.fetchers.run(busy.wait, 60)
+            fetch = only(worker)._supply.fetchers.threads.run(busy.wait, 60)
             fd = memory_file(MIB)
             one.disk.close_memory(fd)
             try:

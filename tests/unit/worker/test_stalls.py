@@ -116,7 +116,7 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
     """Its readers ask again and again. They get an error at once when enough threads are stuck,
     fills that were given up take no room, and readers of another source go on. The buffers of stuck
     threads stay counted: the threads hold them."""
-    made = Rig(tmp_path, 64 << 20, fetch_threads=MOST_STUCK, ask_threads=2, load_threads=2)
+    made = Rig(tmp_path, 64 << 20, fetch_threads=2 * MOST_STUCK, ask_threads=2, load_threads=2)
     hung = [made.put(number, 300_000) for number in range(1, 2 * MOST_STUCK + 1)]
     for ino in hung:
         made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
@@ -145,6 +145,33 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
             assert one.context.memory.buffers_bytes == 0
             for ino in hung:
                 assert await rig.read(worker, ino) == made.data[ino]
+
+    try:
+        run(script())
+    finally:
+        source.go_on.set()
+
+
+def test_many_reads_of_a_source_that_is_silent_leave_threads_to_others(tmp_path: Path) -> None:
+    """Long before they count as stuck, and although more of them wait than there are threads."""
+    made = Rig(tmp_path, 64 << 20, fetch_threads=4, ask_threads=4, load_threads=4)
+    hung = [made.put(number, 300_000) for number in range(1, 11)]
+    for ino in hung:
+        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+    good = made.put(1000, 300_000)
+    source = _Hung(made.origin)
+
+    async def script() -> None:
+        async with made.worker(source) as worker:
+            reading = [asyncio.create_task(rig.read(worker, ino)) for ino in hung]
+            await rig.until(lambda: len(only(worker)._filler._running) == len(hung))
+            await rig.until(lambda: source.hung == 3)
+            assert await rig.read(worker, good) == made.data[good]
+            assert source.hung == 3
+            assert not any(one.done() for one in reading)
+            source.go_on.set()
+            assert await asyncio.gather(*reading) == [made.data[ino] for ino in hung]
+            assert not only(worker)._supply.fetchers._later
 
     try:
         run(script())
