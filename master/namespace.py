@@ -347,7 +347,9 @@ class Master:
     def policy_version(self) -> int:
         return self._policies.table.version
 
-    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+    async def set_policy(
+        self, path: bytes, policy: Policy, unset: Sequence[str], node: str = ""
+    ) -> Policy:
         if not policy.says_nothing:
             inode = (await self.resolve(path)).inode
             if inode is None:
@@ -355,7 +357,7 @@ class Master:
             if policy.is_of_directory and inode.kind is not Kind.DIRECTORY:
                 raise BadConfig("a sync policy is a directory's", path=shown(path))
         # Also after a cancellation: what is durable must be in force.
-        change = self._policies.change(path, policy, unset)
+        change = self._policies.change(path, policy, unset, node)
         return await asyncio.shield(self._sync.spawn(change, waits=True))
 
     def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]:

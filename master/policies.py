@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from cachefs.core.errors import BadConfig, CacheFSError
 from cachefs.core.messages import PoliciesAt, PolicySaid
 from cachefs.core.model import ContentId, NamespaceId
 from cachefs.core.policies import (
     FIELDS,
+    FROZEN_BY,
     NO_RULE,
     PERMISSION_S,
     Policy,
@@ -23,6 +26,7 @@ from cachefs.core.policies import (
     merged,
     normal,
     shown,
+    with_freeze,
 )
 from cachefs.core.services import Permission
 from master.state.policies import PermissionWindow, PolicyTable
@@ -62,17 +66,22 @@ class Policies:
         self.on_change: Callable[[], None] = lambda: None
         self.pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    async def change(self, path: bytes, change: Policy, unset: Sequence[str]) -> Policy:
-        """Sets and unsets fields of the policy at a path and returns the result. On return the
-        change is durable and no worker can evict what it protects. Raises BadConfig. After a
-        cancellation the change may have been made."""
+    async def change(
+        self, path: bytes, change: Policy, unset: Sequence[str], node: str = ""
+    ) -> Policy:
+        """Sets and unsets fields of the policy at a path and returns the result. `node`: sets or
+        unsets the pin of its freeze. On return the change is durable and no worker can evict what
+        it protects. Raises BadConfig. After a cancellation the change may have been made."""
         path = normal(path)
         check(change)
-        if unknown := set(unset) - set(FIELDS):
+        if unknown := set(unset) - {*FIELDS, FROZEN_BY}:
             raise BadConfig(f"no such policy: {', '.join(sorted(unknown))}", path=shown(path))
         async with self._one_at_a_time:
             old = self.table.at(path)
-            policy = merged(old, change, unset)
+            if node:
+                policy = with_freeze(old, node, pinned=bool(change.pin))
+            else:
+                policy = merged(old, change, unset)
             if old.says_nothing and len(self.table) >= MAX_POLICIES:
                 raise BadConfig(f"there are {MAX_POLICIES} paths with policies, the limit")
             changes = {
@@ -105,7 +114,11 @@ class Policies:
         """Returns the effective policy of a path and the policies below it. Raises BadConfig."""
         path = normal(path)
         effective = self.table.effective(path)
-        below = [PolicySaid(*one) for one in self.table.below(path)]
+        # Without the names of the nodes, which may be many.
+        below = [
+            PolicySaid(one, msgspec.structs.replace(policy, pin=policy.own_pin, frozen_by=None))
+            for one, policy in self.table.below(path)
+        ]
         return PoliciesAt(
             effective.policy,
             effective.where,

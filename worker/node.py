@@ -117,7 +117,7 @@ class Node:
         stack.push_async_callback(self._sources.close)
         await self._sources.open()
         await self._start_cache(stack)
-        views = Views(self._cache.views, self._sources.service)
+        views = Views(self._cache.views, self._sources.service, node=self.id)
         stack.push_async_callback(views.close)
         self.server = NodeServer(
             self._cache,

@@ -340,12 +340,14 @@ class Freed(Message, frozen=True):
 class SetPolicy(Message, frozen=True):
     """Sets policy fields at a path, and removes the fields `unset`. Answered by PolicySet once the
     change is durable and, if it protects files, no worker can evict them (after 10 s at most).
-    Raises BadConfig, and NotFound for a path that does not exist, unless it only removes fields."""
+    Raises BadConfig, and NotFound for a path that does not exist, unless it only removes fields.
+    `node`: only `pin` is set or unset, as that of the node's freeze, beside those of others."""
 
     namespace: NamespaceId
     path: bytes
     policy: Policy
     unset: list[str] = msgspec.field(default_factory=list)
+    node: str = ""
 
 
 class PolicySet(Message, frozen=True):

@@ -32,13 +32,17 @@ VIEWS: Final = (AUTO, NATIVE, NEVER)
 VIEW_LEAST_FILES: Final = 1000
 VIEW_MOST_MEAN_BYTES: Final = 4 << 20
 EVICTIONS: Final = ("sieve", "lru")
+FROZEN: Final = "frozen"
+FROZEN_BY: Final = "frozen_by"
+MOST_NODES: Final = 1000  # whose freezes pin one path
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy set at one path; None: not set. `ttl_s`: since the last fill, FOREVER_S: never
     expires. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never syncs again. `replicas`:
     workers that own each block. `local_copy`: of blocks that other workers own.
-    `sync_background_s`: 0 is none. `view`: which complete directories the kernel alone shows."""
+    `sync_background_s`: 0 is none. `view`: which complete directories the kernel alone shows.
+    `frozen_by`: nodes whose freezes pin the path, beside the `pin` that operators set."""
 
     pin: bool | None = None
     ttl_s: float | None = None
@@ -52,6 +56,12 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     eviction: str | None = None
     sync_background_s: float | None = None
     view: str | None = None
+    frozen_by: tuple[str, ...] | None = None
+
+    @property
+    def own_pin(self) -> bool | None:
+        """The pin of the path itself, whoever has set it."""
+        return True if self.frozen_by else self.pin
 
     @property
     def is_of_directory(self) -> bool:
@@ -63,6 +73,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _NOTHING: Final = Policy()
+_PINNED: Final = Policy(pin=True)
 DEFAULTS: Final = Policy(
     pin=False,
     ttl_s=FOREVER_S,
@@ -146,13 +157,16 @@ def _layers(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str
         if policy.profile is not None:
             yield PROFILES.get(policy.profile, _NOTHING), f"{shown(path)} ({policy.profile})"
         yield policy, shown(path)
+        if policy.frozen_by and not policy.pin:
+            yield _PINNED, f"{shown(path)} ({FROZEN})"
 
 
 def path_and_profile(where: str) -> tuple[str, str]:
     """Splits a value of `EffectivePolicy.where`: the path, and ` (PROFILE)` if the profile of the
-    path sets the field, else "". A path may have parentheses of its own."""
+    path sets the field, ` (frozen)` if a freeze does, else "". A path may have parentheses of its
+    own."""
     path, mark, profile = where.rpartition(" (")
-    if mark and profile.endswith(")") and profile[:-1] in PROFILES:
+    if mark and profile.endswith(")") and profile[:-1] in (*PROFILES, FROZEN):
         return path, mark + profile
     return where, ""
 
@@ -162,6 +176,18 @@ def merged(old: Policy, change: Policy, unset: Iterable[str] = ()) -> Policy:
     values = {name: getattr(change, name) for name in FIELDS}
     said = {name: value for name, value in values.items() if value is not None}
     return msgspec.structs.replace(old, **{**dict.fromkeys(unset), **said})
+
+
+def with_freeze(old: Policy, node: str, *, pinned: bool) -> Policy:
+    """Returns the policy of a path with, or without, the pin of a node's freeze. Raises
+    BadConfig."""
+    nodes = {*(old.frozen_by or ())} - {node}
+    if pinned:
+        nodes.add(node)
+    if len(nodes) > MOST_NODES:
+        remedy = "unpin it (cachefs unpin), which removes the pins of all freezes"
+        raise BadConfig(f"{MOST_NODES} nodes have frozen it, the limit", remedy=remedy)
+    return msgspec.structs.replace(old, frozen_by=tuple(sorted(nodes)) or None)
 
 
 def shown(path: bytes) -> str:
@@ -305,6 +331,8 @@ def check(policy: Policy) -> None:
     for key, is_wrong in wrong.items():
         if is_wrong:
             raise BadConfig(f"bad {key}: {getattr(policy, _KEYS[key][0])!r}")
+    if policy.frozen_by is not None:
+        raise BadConfig("only a freeze sets its pin", remedy="cachefs freeze PATH")
 
 
 def _is_background(seconds: float | None) -> bool:
@@ -319,7 +347,7 @@ def formatted(policy: Policy) -> dict[str, str]:
     """Returns the set fields as text, by key."""
     found = {}
     for key, (field, _, text_of) in _KEYS.items():
-        value = getattr(policy, field)
+        value = policy.own_pin if field == "pin" else getattr(policy, field)
         if value is not None:
             found[key] = text_of(value)
     return found

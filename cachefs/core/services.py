@@ -110,10 +110,13 @@ class PolicyService(Protocol):
     def policy_version(self) -> int:
         """A number that changes when TTLs or quotas of cached files do, as far as known here."""
 
-    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+    async def set_policy(
+        self, path: bytes, policy: Policy, unset: Sequence[str], node: str = ""
+    ) -> Policy:
         """Sets policy fields at a path, removes the fields `unset`, and returns the policy set
-        there. The change is durable; with `pin`, no worker can evict files there any more. Raises
-        NotFound, BadConfig. If cancelled, the change may have happened."""
+        there. `node`: only `pin` is set or unset, as that of its freeze. The change is durable;
+        with `pin`, no worker can evict files there any more. Raises NotFound, BadConfig. If
+        cancelled, the change may have happened."""
 
     async def policies_at(self, path: bytes) -> m.PoliciesAt:
         """Returns the policies that apply at a path. Raises BadConfig."""

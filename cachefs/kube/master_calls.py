@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+import msgspec
+
 from cachefs.client.admin import AdminClient
 from cachefs.core import admin as a
 from cachefs.core.admin_sources import Sources
@@ -80,8 +82,9 @@ class MasterCalls:
         )
 
     async def policy(self, path: str) -> Policy:
-        """Returns the policies that are set at a path."""
-        return await self._run(self._quick, lambda c: c.policies_at(a.bytes_of(path)).said)
+        """Returns the policies that are set at a path, but for the pins of freezes."""
+        said = await self._run(self._quick, lambda c: c.policies_at(a.bytes_of(path)).said)
+        return msgspec.structs.replace(said, frozen_by=None)
 
     async def set_policy(self, path: str, policy: Policy) -> None:
         """Sets these policies at a path and no others. Idempotent."""

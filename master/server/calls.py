@@ -295,7 +295,7 @@ class Calls:
     async def _set_policy(self, call: m.SetPolicy, caller: Caller) -> m.Message:
         """Sets a policy. A cancelled call may have set it; the caller can repeat the call."""
         self._check_namespace(call.namespace)
-        policy = await self._master.set_policy(call.path, call.policy, call.unset)
+        policy = await self._master.set_policy(call.path, call.policy, call.unset, call.node)
         log.info("policies of %s were changed", shown(call.path))
         return m.PolicySet(policy)
 

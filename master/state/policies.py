@@ -57,7 +57,7 @@ class PolicyTable:
         old = self.at(path)
         if any(getattr(old, name) != getattr(policy, name) for name in OF_CACHED):
             return True
-        return old.pin != policy.pin and any(one.ttl_s is not None for one in self._all())
+        return old.own_pin != policy.own_pin and any(one.ttl_s is not None for one in self._all())
 
     def _all(self) -> Iterable[Policy]:
         return self._policies.values()
@@ -89,8 +89,8 @@ class PolicyTable:
 
     def pinned_below(self, path: bytes) -> list[bytes]:
         """Returns the paths whose own policy pins them: this one, and those below it, sorted."""
-        pinned = [where for where, policy in self.below(path) if policy.pin]
-        return [path, *pinned] if self.at(path).pin else pinned
+        pinned = [where for where, policy in self.below(path) if policy.own_pin]
+        return [path, *pinned] if self.at(path).own_pin else pinned
 
     def nearest(self, path: bytes) -> bytes | None:
         """Returns the innermost path with a policy, at or above this one."""
@@ -129,7 +129,7 @@ class PolicyTable:
     @property
     def pins(self) -> bool:
         """True if any policy pins its path."""
-        return any(policy.pin for policy in self._policies.values())
+        return any(policy.own_pin for policy in self._policies.values())
 
 
 NOTHING_SAID = resolve([])

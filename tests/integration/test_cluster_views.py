@@ -59,3 +59,37 @@ def test_covered_nodes_show_a_change_at_the_origin(cluster: Cluster, bucket: Buc
     wait_until(lambda: not (is_covered(first) or is_covered(second)), "no cover", LIMIT_S)
     for machine, mount in ((frozen, first), (other, second)):
         machine.umount(mount)
+
+
+def test_a_thaw_leaves_the_pins_of_other_nodes_and_of_operators(
+    cluster: Cluster, bucket: Bucket
+) -> None:
+    """[S-pin] [S-views-thaw]"""
+    bucket.fill({"train/f": b"x" * 1000})
+    cluster.start(2, size="256MiB")
+    cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    cluster.wait_until_settled()
+    path = cluster.path("/data/train")
+    machines = cluster.workers
+    mounts = [cluster.mount(number, "/data") for number in range(2)]
+
+    def pins() -> tuple[bool, int]:
+        """Whether it is pinned, and the number of nodes that have frozen it."""
+        found = machines[0].json("policy", "show", path)
+        return found["policy"]["pin"], len(found["frozen_by"])
+
+    for machine, mount in zip(machines, mounts, strict=True):
+        machine.run("freeze", mount / "train", "--wait")
+    assert pins() == (True, 2)
+    machines[0].run("pin", path)
+    machines[0].run("thaw", mounts[0] / "train")
+    assert pins() == (True, 1)
+    machines[0].run("policy", "unset", path, "pin")
+    assert pins() == (True, 1)
+    machines[0].run("freeze", mounts[0] / "train")
+    machines[1].kill()  # it does not return
+    machines[0].run("thaw", mounts[0] / "train")
+    assert pins() == (True, 1)
+    assert "no longer pinned" in machines[0].run("unpin", path)
+    assert pins() == (False, 0)
+    machines[0].umount(mounts[0])

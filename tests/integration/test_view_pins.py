@@ -9,14 +9,91 @@ from typing import Any
 import pytest
 
 from cachefs.core.errors import Unavailable, Unreachable
-from cachefs.core.policies import Policy
+from cachefs.core.policies import FROZEN_BY, Policy
 from tests.integration.test_views import origin_with, run
 from tests.integration.views_rig import Node, node
+from worker.views.pins import ViewPins
 
 
 async def pinned(one: Node, path: bytes) -> bool:
     """Returns whether a path itself is pinned, not only one above it."""
-    return bool((await one.master.policies_at(path)).said.pin)
+    return bool((await one.master.policies_at(path)).said.own_pin)
+
+
+def test_an_operators_pin_of_a_frozen_directory_stays_over_the_thaw(tmp_path: Path) -> None:
+    """[S-pin]"""
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train")
+            await one.master.set_policy(b"train", Policy(pin=True), ())
+            await one.views.thaw(one.namespace, b"train")
+            assert await pinned(one, b"train")
+            await one.master.set_policy(b"train", Policy(), ("pin",))
+            assert not await pinned(one, b"train")
+
+    run(script())
+
+
+def test_a_directory_stays_pinned_until_the_last_node_thaws_it(tmp_path: Path) -> None:
+    """[S-pin]"""
+
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            await one.freeze(b"train")
+            other = ViewPins("other")
+            assert await other.pin(one.master, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert await pinned(one, b"train")
+            (below,) = (await one.master.policies_at(b"")).below
+            assert below.policy == Policy(pin=True)
+            await one.freeze(b"train")
+            assert await other.unpin(one.master, b"train")
+            assert await pinned(one, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert not await pinned(one, b"train")
+
+    run(script())
+
+
+def test_an_operator_removes_the_pins_of_nodes_that_do_not_return(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with node(tmp_path, origin_with()) as one:
+            await one.mount()
+            gone = ViewPins("gone")
+            assert await gone.pin(one.master, b"train")
+            await one.freeze(b"train")
+            await one.master.set_policy(b"train", Policy(), ("pin", FROZEN_BY))
+            assert not await pinned(one, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert not await gone.unpin(one.master, b"train")
+
+    run(script())
+
+
+def test_the_pin_of_a_freeze_that_failed_goes_with_a_thaw_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def script() -> None:
+        origin = origin_with()
+        async with node(tmp_path, origin) as one:
+            await one.mount()
+            with monkeypatch.context() as patch:
+                patch.setattr(one.tier.views, "make", fails)
+                with pytest.raises(Unavailable):
+                    await one.freeze(b"train")
+        async with node(tmp_path, origin) as one:
+            await one.mount()
+            assert await pinned(one, b"train")
+            await one.views.thaw(one.namespace, b"train")
+            assert not await pinned(one, b"train")
+
+    run(script())
 
 
 def test_a_freeze_above_a_frozen_directory_ends_the_pin_of_that(tmp_path: Path) -> None:

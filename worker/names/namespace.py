@@ -313,8 +313,10 @@ class RemoteNamespace(MasterJobs):
 
     # ---- policies (see PolicyService) ------------------------------------------------------------
 
-    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
-        request = m.SetPolicy(self._namespace, path, policy, [*unset])
+    async def set_policy(
+        self, path: bytes, policy: Policy, unset: Sequence[str], node: str = ""
+    ) -> Policy:
+        request = m.SetPolicy(self._namespace, path, policy, [*unset], node)
         return (await self._ask(request, m.PolicySet, answer_s=POLICY_S)).policy
 
     async def policies_at(self, path: bytes) -> m.PoliciesAt:

@@ -33,7 +33,7 @@ from worker.views.automatic import AutomaticViews
 from worker.views.build import Built, ViewPass
 from worker.views.choice import is_at_or_below, is_below, is_near
 from worker.views.namespace_events import NamespaceEvents, PositionedService
-from worker.views.pins import ViewPins
+from worker.views.pins import LOCAL, ViewPins
 from worker.views.tier_guard import TierGuard
 from worker.views.tree_mounts import TreeMounts
 from worker.views.view import RESUME_S, View, new_number
@@ -65,13 +65,15 @@ class _Report(NamedTuple):
 
 
 class Views:
-    """`service` raises NotFound for a namespace that is not attached."""
+    """`service` raises NotFound for a namespace that is not attached. `node`: as the master knows
+    the node whose freezes pin."""
 
     def __init__(
         self,
         cache: CacheViews,
         service: Callable[[NamespaceId], MetadataService],
         mounts: TreeMounts | None = None,
+        node: str = LOCAL,
     ) -> None:
         self._cache = cache
         self._mounts = mounts or TreeMounts()
@@ -86,7 +88,7 @@ class Views:
         self._reports: list[_Report] = []  # of unknown covers, which may be of these
         self._tasks = Tasks()
         self._freezing = asyncio.Lock()
-        self._pins = ViewPins()
+        self._pins = ViewPins(node)
         self._past: dict[str, Any] = {"covers": 0, "covered_s": 0.0, "uncovers": {}}
         self.automatic = AutomaticViews(cache, self, service)
         self._tasks.start(self.automatic.run())
@@ -342,14 +344,9 @@ class Views:
             raise InUse(f"{MOST_VIEWS} views are the most of a source", remedy="thaw one first")
         tier = await self._tier_for(service, path)
         pinned = await self._pins.pin(service, path)
-        try:
-            for view in near:
-                await self._thaw_pinned(service, view)
-            return await self._make(namespace, path, tier, pinned=pinned)
-        except BaseException:  # also a cancellation
-            if pinned:
-                self._pins.disown(service, path)
-            raise
+        for view in near:
+            await self._thaw_pinned(service, view)
+        return await self._make(namespace, path, tier, pinned=pinned)
 
     async def _make(
         self,
@@ -423,7 +420,7 @@ class Views:
         path = normal(path)
         async with self._freezing:
             found = [view for view in self._of(namespace) if view.path == path]
-            if not found and await self._pins.release(self._service(namespace), path):
+            if not found and await self._pins.unpin(self._service(namespace), path):
                 return
             if not found:
                 above = [view for view in self._of(namespace) if is_at_or_below(path, view.path)]

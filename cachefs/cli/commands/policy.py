@@ -51,6 +51,8 @@ def show(path: str, as_json: bool, chosen: Config) -> None:
     rows = [[key, texts.get(key) or _unset(key), _where(at, found, key)] for key in KEYS]
     for line in output.columns([["POLICY", "VALUE", "FROM"], *rows]):
         click.echo(line)
+    if found.said.frozen_by:
+        click.echo(f"frozen by: {', '.join(found.said.frozen_by)}")
     for one in found.below:
         click.echo(f"below: {at.shown(one.path)}  {policy_text(one.policy)}")
     if found.below_count > len(found.below):
@@ -78,6 +80,7 @@ def document(at: PolicyTarget, found: m.PoliciesAt) -> dict[str, Any]:
         "path": at.shown(),
         "policy": {field: getattr(found.policy, field) for _, field in fields},
         "from": {field: _where(at, found, key) for key, field in fields},
+        "frozen_by": [*(found.said.frozen_by or ())],
         "below": [{"path": at.shown(one.path), **formatted(one.policy)} for one in found.below],
         "below_count": found.below_count,
     }

@@ -7,27 +7,30 @@ import click
 from cachefs.cli import output, settings
 from cachefs.cli.policy_calls import open_policies
 from cachefs.core.config import Config
-from cachefs.core.policies import Policy
+from cachefs.core.policies import FROZEN_BY, Policy, path_and_profile
 
 
 @click.command("unpin")
 @click.argument("path")
 @settings.command_options("unpin")
 def command(path: str, as_json: bool, chosen: Config) -> None:
-    """Remove the pin of PATH. Cached data stays until its space is needed.
+    """Remove the pin of PATH, and those of its freezes. Cached data stays until its space is
+    needed.
 
     \b
     cachefs unpin /mnt/data/val
     """
     with open_policies(path, chosen) as at:
-        was_pinned = bool(at.get().said.pin)
-        at.set(Policy(), ["pin"])
+        said = at.get().said
+        # An earlier server refuses the name of a policy that it does not know.
+        at.set(Policy(), ["pin", FROZEN_BY] if said.frozen_by else ["pin"])
         now = at.get()
     if as_json:
         return output.print_json({"path": at.shown(), "pin": bool(now.policy.pin)})
     if now.policy.pin:
-        click.echo(f"{at.shown()} stays pinned, by {at.shown(now.where['pin'].encode())}")
-    elif was_pinned:
+        path, freeze = path_and_profile(now.where["pin"])
+        click.echo(f"{at.shown()} stays pinned, by {at.shown(path.encode())}{freeze}")
+    elif said.own_pin:
         click.echo(f"OK, {at.shown()} is no longer pinned")
     else:
         click.echo(f"{at.shown()} was not pinned")

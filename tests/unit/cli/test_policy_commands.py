@@ -36,6 +36,23 @@ def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
     ]
 
 
+def test_a_pin_of_a_freeze_above_is_named(node: FakeNode, run: Run) -> None:
+    node._policies.put(b"", Policy(frozen_by=("n1",)))
+    assert ok(run("unpin", "/mnt/data/d")) == "/mnt/data/d stays pinned, by /mnt/data (frozen)\n"
+
+
+def test_unpin_removes_the_pins_of_freezes(node: FakeNode, run: Run) -> None:
+    node._policies.put(b"d", Policy(frozen_by=("n1", "n2")))
+    shown = ok(run("policy", "show", "/mnt/data/d"))
+    assert shown.split("\n")[1].split(maxsplit=2) == ["pin", "yes", "/mnt/data/d (frozen)"]
+    assert "\nfrozen by: n1, n2\n" in shown
+    found = json.loads(ok(run("policy", "show", "/mnt/data/d", "--json")))
+    assert found["frozen_by"] == ["n1", "n2"]
+    assert ok(run("policy", "unset", "/mnt/data/d", "--all")) == "OK, /mnt/data/d: pin=yes\n"
+    assert ok(run("unpin", "/mnt/data/d")) == "OK, /mnt/data/d is no longer pinned\n"
+    assert ok(run("unpin", "/mnt/data/d")) == "/mnt/data/d was not pinned\n"
+
+
 def test_a_refused_path_is_shown_as_the_mount_shows_it(node: FakeNode, run: Run) -> None:
     node.refused[m.SetPolicy] = NotFound("no such file or directory", path="/nope")
     assert refused(run("pin", "/mnt/data/nope")) == (

@@ -8,6 +8,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.policies import (
     DEFAULT,
     KEYS,
+    MOST_NODES,
     PROFILES,
     Policy,
     Rule,
@@ -18,6 +19,7 @@ from cachefs.core.policies import (
     normal,
     parse,
     resolve,
+    with_freeze,
 )
 
 
@@ -118,6 +120,35 @@ def test_a_change_keeps_what_it_does_not_say() -> None:
     assert merged(old, Policy(), ["pin", "ttl_s"]).says_nothing
     assert formatted(Policy()) == {}
     assert len(KEYS) == 12
+
+
+def test_a_path_is_pinned_until_each_node_that_froze_it_has_thawed_it() -> None:
+    both = with_freeze(with_freeze(Policy(ttl_s=5.0), "b", pinned=True), "a", pinned=True)
+    assert both == Policy(ttl_s=5.0, frozen_by=("a", "b"))
+    assert with_freeze(both, "a", pinned=True) == both
+    one = with_freeze(both, "b", pinned=False)
+    found = resolve([(b"x", one)])
+    assert (found.policy.pin, found.where["pin"]) == (True, "/x (frozen)")
+    assert formatted(one) == {"pin": "yes", "ttl": "5s"}
+    assert with_freeze(one, "a", pinned=False) == Policy(ttl_s=5.0)
+
+
+def test_a_freeze_and_an_operator_pin_apart() -> None:
+    operators = merged(Policy(frozen_by=("a",)), Policy(pin=True))
+    assert operators == Policy(pin=True, frozen_by=("a",))
+    assert resolve([(b"x", operators)]).where["pin"] == "/x"
+    assert with_freeze(operators, "a", pinned=False) == Policy(pin=True)
+    assert merged(operators, Policy(), ["pin"]) == Policy(frozen_by=("a",))
+    assert merged(operators, Policy(), ["pin", "frozen_by"]).says_nothing
+    assert resolve([(b"", Policy(frozen_by=("a",))), (b"x", Policy(pin=False))]).policy.pin is False
+
+
+def test_nobody_else_sets_the_pin_of_a_freeze_and_nodes_are_limited() -> None:
+    with pytest.raises(BadConfig):
+        check(Policy(frozen_by=("a",)))
+    nodes = Policy(frozen_by=tuple(map(str, range(MOST_NODES))))
+    with pytest.raises(BadConfig):
+        with_freeze(nodes, "another", pinned=True)
 
 
 def test_paths() -> None:

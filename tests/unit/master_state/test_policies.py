@@ -17,6 +17,7 @@ POLICIES = st.builds(
     ttl_s=st.sampled_from([None, 5.0, -1.0]),
     quota_bytes=st.sampled_from([None, 0, 10]),
     profile=st.sampled_from([None, "train-read"]),
+    frozen_by=st.sampled_from([None, ("node",)]),
 )
 
 
@@ -39,6 +40,7 @@ def test_any_history_of_changes_answers_as_its_last_state(
     assert table.effective(path) == want
     assert table.rule(path) == want.rule
     assert table.is_pinned(path) == bool(want.policy.pin)
+    assert not table.is_pinned(path) or table.pins
     assert len(table) == len(last)
 
 
@@ -54,6 +56,16 @@ def test_what_is_said_below() -> None:
     assert [path for path, _ in table.below(b"a")] == [b"a/b"]
     assert [path for path, _ in table.below(b"")] == [b"a", b"a/b", b"ab"]
     assert PolicyTable().rule(b"a") is NO_RULE
+
+
+def test_a_freeze_pins_as_an_operator_does() -> None:
+    table = PolicyTable({b"": Policy(ttl_s=5.0)})
+    frozen = Policy(frozen_by=("node",))
+    assert table.concerns_cached(b"a", frozen)
+    table.put(b"a", frozen)
+    assert table.pins
+    assert table.pinned_below(b"") == table.pinned_below(b"a") == [b"a"]
+    assert not table.concerns_cached(b"a", Policy(pin=True, frozen_by=("node", "other")))
 
 
 # One step: some contents are allowed to be evicted (True), or a path is pinned (False).
