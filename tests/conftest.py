@@ -4,6 +4,7 @@ how tests run side by side."""
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
 
 def pytest_configure() -> None:
     """Property tests that name no count look at Hypothesis's default count, or its share."""
+    os.environ.pop("PYTHONUNBUFFERED", None)  # commands buffer their output as users' do
     usual = hypothesis.settings.default
     # No deadline of an example: other processes may take the CPU for longer than any.
     hypothesis.settings.register_profile(

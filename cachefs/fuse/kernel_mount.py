@@ -60,12 +60,13 @@ class KernelMountServer:
         link.note_device(device)
         client.spec = msgspec.structs.replace(client.spec, device=device)
         link.on_retire = client.on_leave = self._retire
-        if client.spec.successor:
-            client.record.keep()
-        else:
-            client.record.write()
         async with trio.open_nursery() as nursery:
             await client.start_tasks(nursery, self._vfs, device)
+            # Not before: whoever reads the record may send a signal at once.
+            if client.spec.successor:
+                client.record.keep()
+            else:
+                client.record.write()
             nursery.start_soon(link.run)
             if client.covers is not None:
                 client.covers.mounted(device)

@@ -4,11 +4,11 @@ thread writes it (`log_writer.py`)."""
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import logging
 import logging.handlers
 import os
-import sys
 import time
 from typing import Any
 
@@ -56,7 +56,7 @@ def log_to(path: str, level: str, *, to_stderr: bool, as_json: bool = False) -> 
     """Sends every log line of this process to `path` (rotated at 10 MiB, 3 kept) or to stderr."""
     sink: logging.Handler
     if to_stderr or not path:
-        sink = logging.StreamHandler(sys.stderr)
+        sink = logging.StreamHandler(_standard_error())
     else:
         sink = logging.handlers.RotatingFileHandler(
             path, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, delay=False
@@ -73,6 +73,13 @@ def log_to(path: str, level: str, *, to_stderr: bool, as_json: bool = False) -> 
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     for noisy in ("botocore", "boto3", "urllib3"):  # at DEBUG they print credentials
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _standard_error() -> io.TextIOWrapper:
+    """Returns standard error without a buffer. `sys.stderr` has one, whose lock a stuck thread
+    would hold at the end of the process: the interpreter waits for it, or aborts."""
+    raw = io.FileIO(2, "w", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
 
 
 def end_log() -> None:

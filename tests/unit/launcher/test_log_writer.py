@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -116,8 +117,9 @@ def test_lines_are_waited_for_again_afterwards(
 @pytest.mark.parametrize("end", ["", "from cachefs.launcher.serving import quit_now; quit_now(0)"])
 def test_a_process_ends_though_its_log_is_stuck(end: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITES_MUCH.format(end=end)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # with it, standard error has no lock
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, env=environment
     ) as process:
         try:
             assert process.wait(LIMIT_S) == 0
