@@ -48,7 +48,6 @@ class KernelMountServer:
         self._sent: m.MountFacts | None = None
         self._sent_epoch = 0  # epoch of the connection
         self._is_retired = False
-        self._device = ""  # of the mount
 
     async def run(self) -> None:
         """Serves until the mount ends or a successor takes over."""
@@ -56,7 +55,7 @@ class KernelMountServer:
         self._session = KernelSession(
             self._vfs, client.runs, link.fuse_fd, link.table, link.negotiated
         )
-        self._device = device = mounting.device_of(client.spec)
+        device = mounting.device_of(client.spec)
         link.note_device(device)
         client.spec = msgspec.structs.replace(client.spec, device=device)
         link.on_retire = client.on_leave = self._retire
@@ -95,10 +94,10 @@ class KernelMountServer:
     def _uncover_aborted(self) -> None:
         """Removes the cover of an aborted mount, which would hide that. The mount point of one that
         was unmounted lazily may belong to the next mount, which would take that for an unmount."""
-        mountpoint = self._client.spec.mountpoint
+        spec = self._client.spec
         with contextlib.suppress(CacheFSError, OSError):
-            if mounting.device_at(mountpoint) == self._device:
-                mounting.uncover_root(mountpoint)
+            if mounting.device_at(spec.mountpoint) == spec.device:
+                mounting.uncover_root(spec.mountpoint)
 
     def _retire(self) -> None:
         self._is_retired = True

@@ -55,7 +55,6 @@ class Supervisor:
         self._fuse_fd = -1
         self._table_fd = -1
         self._negotiated: Negotiated | None = None
-        self._device = ""
         self._processes: dict[int, Process] = {}
         self._selector = selectors.DefaultSelector()
         self._looked_at = 0.0
@@ -170,7 +169,6 @@ class Supervisor:
         self._held_mount = HeldMount(self._spec, ref, held) if ref else None
 
     def _note_device(self, device: str) -> None:
-        self._device = device
         self._spec = msgspec.structs.replace(self._spec, device=device)
 
     def _claim(self) -> None:
@@ -348,8 +346,8 @@ class Supervisor:
         except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
             failure = failure_of(err if isinstance(err, CacheFSError) else CacheFSError(str(err)))
         else:
-            mounting.raise_read_ahead(self._device)
-            mounting.raise_background(self._device)
+            mounting.raise_read_ahead(self._spec.device)
+            mounting.raise_background(self._spec.device)
             self._state.can_take_over = self._negotiated.resend
         if failure is not None and self._fuse_fd >= 0:
             self._give_up(failure.cause)
@@ -392,9 +390,9 @@ class Supervisor:
 
     def _unmount(self) -> None:
         if not self._is_gone():  # else its device number may be that of the next mount here
-            stale_mount_cleanup.unmount(self._spec, self._device)
+            stale_mount_cleanup.unmount(self._spec, self._spec.device)
         if not self._is_gone():
-            stale_mount_cleanup.abort(self._device)
+            stale_mount_cleanup.abort(self._spec.device)
 
     # ---- upgrades ----
 
