@@ -13,7 +13,7 @@ from cachefs.core import messages as m
 from cachefs.core.config import Config
 from cachefs.core.errors import Unsupported
 from cachefs.core.model import NamespaceId
-from cachefs.core.policies import Policy, formatted
+from cachefs.core.policies import Policy, formatted, path_and_profile
 
 _T = TypeVar("_T", bound=m.Message)
 
@@ -60,6 +60,13 @@ class PolicyTarget:
         if self.target is None:
             return "/" + output.text_of(path)
         return path_in_mount(self.target.record, path)
+
+    def shown_where(self, where: str) -> str:
+        """Returns a value of `EffectivePolicy.where` with its path, if it has one, as shown."""
+        if not where.startswith("/"):
+            return where
+        path, profile = path_and_profile(where)
+        return self.shown(path.encode()) + profile
 
 
 @contextlib.contextmanager

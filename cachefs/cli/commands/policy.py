@@ -66,11 +66,7 @@ def _unset(key: str) -> str:
 
 
 def _where(at: PolicyTarget, found: m.PoliciesAt, key: str) -> str:
-    where = found.where.get(field_of(key), policies.DEFAULT)
-    if not where.startswith("/"):
-        return where
-    path, profile = policies.path_and_profile(where)
-    return at.shown(path.encode()) + profile
+    return at.shown_where(found.where.get(field_of(key), policies.DEFAULT))
 
 
 def document(at: PolicyTarget, found: m.PoliciesAt) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import click
 from cachefs.cli import output, settings
 from cachefs.cli.policy_calls import open_policies
 from cachefs.core.config import Config
-from cachefs.core.policies import FREE, formatted, parse, path_and_profile
+from cachefs.core.policies import FREE, formatted, parse
 
 
 @click.command("ttl")
@@ -36,6 +36,5 @@ def command(path: str, time: str | None, action: str | None, as_json: bool, chos
         facts = {"path": at.shown(), "ttl_s": found.policy.ttl_s}
         return output.print_json(facts | {"action": found.policy.ttl_action})
     where = found.where["ttl_s"]
-    path, _ = path_and_profile(where)
-    by = f", by {at.shown(path.encode())}" if path.startswith("/") else ""
+    by = f", by {at.shown_where(where)}" if where.startswith("/") else ""
     click.echo(f"{at.shown()}: ttl {shown} ({found.policy.ttl_action}){by}")

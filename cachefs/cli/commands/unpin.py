@@ -7,7 +7,7 @@ import click
 from cachefs.cli import output, settings
 from cachefs.cli.policy_calls import open_policies
 from cachefs.core.config import Config
-from cachefs.core.policies import FROZEN_BY, Policy, path_and_profile
+from cachefs.core.policies import FROZEN_BY, Policy
 
 
 @click.command("unpin")
@@ -28,8 +28,7 @@ def command(path: str, as_json: bool, chosen: Config) -> None:
     if as_json:
         return output.print_json({"path": at.shown(), "pin": bool(now.policy.pin)})
     if now.policy.pin:
-        path, freeze = path_and_profile(now.where["pin"])
-        click.echo(f"{at.shown()} stays pinned, by {at.shown(path.encode())}{freeze}")
+        click.echo(f"{at.shown()} stays pinned, by {at.shown_where(now.where['pin'])}")
     elif said.own_pin:
         click.echo(f"OK, {at.shown()} is no longer pinned")
     else:
