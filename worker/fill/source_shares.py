@@ -53,12 +53,9 @@ class SourceShares:
     ) -> None:
         """Runs a call, as `Threads.submit` does."""
         threads = self.threads.behind if behind else self.threads
-        if self._running[source] < self.threads.share:
-            self._running[source] += 1
-            threads.submit(function, *args, done=functools.partial(self._ended, source, done))
-        else:
-            later = self._later.setdefault(source, collections.deque())
-            later.append(_Call(threads, function, args, done))
+        later = self._later.setdefault(source, collections.deque())
+        later.append(_Call(threads, function, args, done))
+        self._begin_some(source)
 
     def count_out(self, stuck: int, *, cause: str) -> None:
         """See `Threads`."""

@@ -112,14 +112,19 @@ class _Hung(OriginSource):
         return OriginBody(_Slow(body, self))
 
 
+def _let_hang(made: Rig, inos: list[int]) -> None:
+    """Moves files to a source that hangs."""
+    for ino in inos:
+        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+
+
 def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path) -> None:
     """Its readers ask again and again. They get an error at once when enough threads are stuck,
     fills that were given up take no room, and readers of another source go on. The buffers of stuck
     threads stay counted: the threads hold them."""
     made = Rig(tmp_path, 64 << 20, fetch_threads=2 * MOST_STUCK, ask_threads=2, load_threads=2)
     hung = [made.put(number, 300_000) for number in range(1, 2 * MOST_STUCK + 1)]
-    for ino in hung:
-        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+    _let_hang(made, hung)
     good = made.put(1000, 300_000)
     source = _Hung(made.origin)
 
@@ -156,8 +161,7 @@ def test_many_reads_of_a_source_that_is_silent_leave_threads_to_others(tmp_path:
     """Long before they count as stuck, and although more of them wait than there are threads."""
     made = Rig(tmp_path, 64 << 20, fetch_threads=4, ask_threads=4, load_threads=4)
     hung = [made.put(number, 300_000) for number in range(1, 11)]
-    for ino in hung:
-        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+    _let_hang(made, hung)
     good = made.put(1000, 300_000)
     source = _Hung(made.origin)
 
@@ -183,8 +187,7 @@ def test_loads_of_a_source_that_hangs_fail_and_those_of_others_go_on(tmp_path: P
     """Small files, and pieces of a large one, take all threads that loads may take."""
     made = Rig(tmp_path, 64 << 20, fetch_threads=4, ask_threads=2, load_threads=4)
     hung = [*(made.put(ino, 300_000) for ino in range(1, 4)), made.put(4, 20 * PAGE_BYTES)]
-    for ino in hung:
-        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+    _let_hang(made, hung)
     good = [made.put(1000, 300_000), made.put(1001, 3 * PAGE_BYTES)]
     source = _Hung(made.origin)
 
